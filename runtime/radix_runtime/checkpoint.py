@@ -12,6 +12,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from .errors import ConfigError
+from .gguf import is_gguf, open_gguf
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -50,9 +51,21 @@ def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
     return dict(sorted(names.items()))
 
 
+def has_weights(path: Path) -> bool:
+    """Whether there are weights at `path`: a GGUF file, or a directory with those of a model."""
+    if path.is_dir():
+        return any((path / name).exists() for name in (SINGLE_FILE, INDEX_FILE))
+    return is_gguf(path)
+
+
 def check_checkpoint(folder: Path) -> CheckpointSize:
-    """Opens every file of a checkpoint and reads its header. Raises ConfigError."""
+    """Opens every file of a checkpoint, which may be one GGUF file, and reads its header. Raises
+    ConfigError."""
     parameters = 0
+    if is_gguf(folder):
+        tensors = open_gguf(folder).tensors.values()
+        parameters = sum(math.prod(entry.shape) for entry in tensors)
+        return CheckpointSize(parameters=parameters, bytes=folder.stat().st_size)
     size = 0
     for path, expected in checkpoint_files(folder).items():
         size += path.stat().st_size if path.is_file() else 0

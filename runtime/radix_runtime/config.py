@@ -2,7 +2,8 @@
 
 The metadata of a field: `group` (its section of --help), `help`, `aliases` (other spellings of the
 flag), `choices` (in any case), `spellings` (other names of choices), `unbuilt` (values that other
-servers take, with the reason why this one does not), `minimum`.
+servers take, with the reason why this one does not), `built` (what it takes instead, where that are
+not the choices), `minimum`.
 """
 
 import math
@@ -14,10 +15,13 @@ from typing import Any
 from .errors import ConfigError
 
 DEFAULT_PORT = 30000
-SECRETS = ("api_key", "admin_api_key")  # settings that are never shown
+SECRETS = ("api_key", "admin_api_key", "metrics_api_key")  # settings that are never shown
 # As browsers send it: no path (not even "/"), capitals or patterns, which would never match.
 _ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z*?#@]+"
 _ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
+# Of a step on a CPU; `engine/device_defaults.py` has those of GPUs.
+_CPU_REQUESTS = 64
+_CPU_STEP_TOKENS = 2048
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
 _FLOAT_SPELLINGS = {
     "half": "float16",
@@ -26,13 +30,34 @@ _FLOAT_SPELLINGS = {
     "float": "float32",
     "fp32": "float32",
 }
-_SMALL_KV_TYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+_KV_TYPES = (*_FLOATS, "int8", "fp8_e4m3")
+_KV_SPELLINGS = {**_FLOAT_SPELLINGS, "fp8": "fp8_e4m3"}
 # What --attention-backend and --quantization take without another package; the registries, which
 # need torch, hold the classes.
 ATTENTION_BACKENDS = ("paged", "triton", "torch_native")
 FORMER_BACKENDS = {"radix": "paged"}  # former names, still taken
 CPU_QUANTIZATIONS = ("int8", "int4")
-QUANTIZATIONS = ("dense", *CPU_QUANTIZATIONS)
+_OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
+GRAMMAR_BACKENDS = ("llguidance", "none")
+CHECKPOINT_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf")
+QUANTIZATIONS = ("dense", *CPU_QUANTIZATIONS, "fp8", *CHECKPOINT_FORMATS)
+# Other servers' names, and other models that write the same.
+TOOL_PARSER_SPELLINGS = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "llama3_json": "llama3",
+    "qwen3_xml": "qwen3_coder",
+    "minimax_m2": "minimax-m2",
+    "deepseek_v3": "deepseekv3",
+    "deepseek_v31": "deepseekv31",
+    "openai": "gpt-oss",
+}
+REASONING_PARSER_SPELLINGS = {
+    "deepseek_r1": "deepseek-r1",
+    "minimax_m2": "minimax",
+    "minimax-m2": "minimax",
+    "openai_gptoss": "gpt-oss",
+}
 
 
 def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) -> Any:
@@ -42,6 +67,7 @@ def _arg(group: str, default: Any, help: str, *aliases: str, **metadata: Any) ->
 
 _model = partial(_arg, "model")
 _engine = partial(_arg, "engine")
+_grammar = partial(_arg, "structured output")
 _sched = partial(_arg, "scheduler")
 _server = partial(_arg, "server")
 
@@ -61,7 +87,13 @@ class ServerArgs:
     tokenizer_path: str | None = _model(
         None, "directory of the tokenizer; default: the model's", "--tokenizer"
     )
-    served_model_name: str | None = _model(None, "name shown by /v1/models")
+    skip_tokenizer_init: bool = _model(
+        False, "serve token ids only, by /generate with input_ids; no tokenizer is needed"
+    )
+    served_model_name: str | None = _model(
+        None,
+        "name that clients use; default: the hub name, or the last part of a directory",
+    )
     dtype: str = _model(
         "auto", "compute and weight type", choices=_FLOATS, spellings=_FLOAT_SPELLINGS
     )
@@ -69,12 +101,27 @@ class ServerArgs:
         "safetensors", "safetensors, or random weights", choices=("safetensors", "dummy")
     )
     quantization: str | None = _model(
-        None, "int8 or int4 quantizes weights as they load (CPU), or a registered name"
+        None, "quantize weights as they load: int8, int4 (CPU), fp8 (GPU), or a registered name"
     )
     context_length: int | None = _model(
         None, "prompt plus output; default: model's", "--max-model-len", minimum=2
     )
     chat_template: str | None = _model(None, "path of a chat template (jinja)")
+    tool_call_parser: str = _model(
+        "auto",
+        "format of tool calls: a family, auto (by the chat template) or none",
+        spellings=TOOL_PARSER_SPELLINGS,
+    )
+    reasoning_parser: str = _model(
+        "auto",
+        "format of reasoning: a family, auto (by the chat template) or none",
+        spellings=REASONING_PARSER_SPELLINGS,
+    )
+    reasoning_field: str = _model(
+        "reasoning_content",
+        "the field of a message that has the reasoning",
+        choices=("reasoning_content", "reasoning"),
+    )
     sampling_defaults: str = _model(
         "model", "generation_config.json's or OpenAI's", choices=("model", "openai")
     )
@@ -98,31 +145,63 @@ class ServerArgs:
         None, "paged, triton, torch_native or a registered name; default: the best"
     )
     mem_fraction_static: float | None = _engine(
-        None, "share of memory to use; GPU: 0.88", "--gpu-memory-utilization"
+        None, "share of memory to use; GPU: all but 12 %, at most 6 GiB", "--gpu-memory-utilization"
     )
     max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=2)
     kv_cache_dtype: str = _engine(
         "auto",
-        "KV cache; auto: the model's",
-        choices=_FLOATS,
-        spellings=_FLOAT_SPELLINGS,
-        unbuilt=dict.fromkeys(_SMALL_KV_TYPES, "the KV cache is not quantized yet"),
+        "KV cache; auto: the model's; int8 on the CPU, fp8_e4m3 on GPUs",
+        choices=_KV_TYPES,
+        spellings=_KV_SPELLINGS,
+        unbuilt={"fp8_e5m2": "no kernel reads it; fp8_e4m3 is as small and more precise"},
     )
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
+    disable_cuda_graph: bool = _engine(False, "queue every kernel of a step by itself")
+    cuda_graph_max_bs: int | None = _engine(
+        None,
+        "largest decode batch captured in a CUDA graph; default: --max-running-requests",
+        minimum=1,
+    )
+    cuda_graph_bs: list[int] | None = _engine(  # noqa: RUF009
+        None,
+        "decode batch sizes captured in CUDA graphs; default: 1 to 8, then every 8",
+        "--cudagraph-capture-sizes",
+        minimum=1,
+    )
+    cuda_graph_max_tokens: int | None = _engine(
+        None,
+        "largest step with prompt tokens captured in a CUDA graph; 0: none; default: by model size",
+        minimum=0,
+    )
     disable_overlap_schedule: bool = _engine(
         False, "plan a step only after the one before has completed"
     )
 
     # Scheduler
-    max_running_requests: int = _sched(64, "requests in a batch", "--max-num-seqs", minimum=1)
+    max_running_requests: int | None = _sched(
+        None,
+        "requests in a batch; default: by the device, "
+        f"{_CPU_REQUESTS} on a CPU, up to 256 on a GPU",
+        "--max-num-seqs",
+        minimum=1,
+    )
     max_queued_requests: int | None = _sched(
         None,
-        "requests waiting before 503; default: max(64, 4 x running)",
+        "requests waiting before 503; default: no count, see the two below",
         "--max-num-queued-reqs",
         minimum=0,
     )
-    chunked_prefill_size: int = _sched(
-        2048, "tokens in a step; -1: whole prompts", "--max-num-batched-tokens"
+    max_queue_seconds: float = _sched(
+        120.0, "estimated seconds of work waiting before 503", minimum=0
+    )
+    max_queue_bytes: int = _sched(
+        512 << 20, "bytes that open requests may hold before 503", minimum=1 << 20
+    )
+    chunked_prefill_size: int | None = _sched(
+        None,
+        "tokens in a step, -1: whole prompts; default: by the device, "
+        f"{_CPU_STEP_TOKENS} on a CPU, up to 16384 on a GPU",
+        "--max-num-batched-tokens",
     )
     schedule_policy: str = _sched(
         "fcfs", "fcfs, lpm (longest prefix) or a registered name", "--scheduling-policy"
@@ -142,15 +221,57 @@ class ServerArgs:
         "idle", "when the runtime checks its own state", choices=("off", "idle", "step")
     )
 
+    # Structured output
+    grammar_backend: str = _grammar(
+        "llguidance",
+        "llguidance, none (constraints are refused) or a registered name",
+        unbuilt=dict.fromkeys(_OTHER_GRAMMARS, "it is not used here"),
+        built=GRAMMAR_BACKENDS,
+    )
+    constrained_json_whitespace_pattern: str | None = _grammar(
+        None,
+        "regex of what may stand between the tokens of JSON; default: a space or an indented line",
+    )
+    constrained_json_disable_any_whitespace: bool = _grammar(
+        False, "JSON without whitespace between its tokens"
+    )
+    grammar_timeout: float = _grammar(
+        2.0, "seconds of CPU time that a grammar may take to compile", minimum=0.1
+    )
+    grammar_cache_size: int = _grammar(
+        256 << 20, "bytes of compiled grammars that are kept for later requests", minimum=0
+    )
+
     # Server
     host: str = _server("127.0.0.1", "address to bind")
     port: int = _server(DEFAULT_PORT, "port to bind; 0 takes a free one", minimum=0)
+    health_port: int | None = _server(
+        None, "port of /health, /ready and /metrics that no load stalls", minimum=0
+    )
     api_key: str | None = _server(None, "key that clients must send")
     api_key_file: str | None = _server(None, "file with one key a line")
     admin_api_key: str | None = _server(None, "key of the admin routes")
+    admin_api_key_file: str | None = _server(None, "file with admin keys, one a line")
+    metrics_api_key: str | None = _server(None, "key of /metrics; default: open")
+    max_requests_per_key: int | None = _server(
+        None, "open requests of one API key before 429", minimum=1
+    )
+    cache_salt_per_key: bool = _server(
+        False, "requests of different API keys share no cached prefixes"
+    )
+    allowed_hosts: str | None = _server(
+        None, "names of this server in Host, with commas, where it has no key; *: all"
+    )
     allowed_origins: str | None = _server(
         None, "origins whose web pages may call, with commas; *: all; default: none"
     )
+    drain_delay: float = _server(
+        0.0, "seconds after SIGTERM that requests are still admitted, unready", minimum=0
+    )
+    drain_timeout: float = _server(
+        8.0, "seconds that open requests have to end after that", minimum=0
+    )
+    max_connections: int = _server(4096, "open connections before 503", minimum=1)
     max_body_size: int = _server(8 << 20, "largest request body in bytes", minimum=1024)
     request_timeout: float | None = _server(
         None, "seconds after which a request is ended", minimum=0.001
@@ -172,16 +293,20 @@ class ServerArgs:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if "choices" in setting.metadata and isinstance(value, str):
+            is_name = "choices" in setting.metadata or "spellings" in setting.metadata
+            if is_name and isinstance(value, str):
                 spellings = setting.metadata.get("spellings", {})
                 setattr(self, setting.name, spellings.get(value.lower(), value.lower()))
 
     @property
-    def queue_limit(self) -> int:
-        """Requests that may wait before a 503."""
-        if self.max_queued_requests is not None:
-            return self.max_queued_requests
-        return max(64, 4 * self.max_running_requests)
+    def running_limit(self) -> int:
+        """Requests in a batch; where nobody has said, as many as a CPU takes."""
+        return self.max_running_requests or _CPU_REQUESTS
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens in a step, -1: whole prompts; where nobody has said, as many as a CPU takes."""
+        return self.chunked_prefill_size or _CPU_STEP_TOKENS
 
     def validate(self) -> None:
         """Raises ConfigError on a value that cannot work, naming the flag."""
@@ -189,11 +314,25 @@ class ServerArgs:
             self._check_field(setting)
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise ConfigError("--mem-fraction-static must be between 0 and 1")
-        if self.chunked_prefill_size != -1 and self.chunked_prefill_size < 3:
+        step = self.chunked_prefill_size
+        if step is not None and step != -1 and step < 3:
             # Less would cut three tokens into two and one; a step never computes one alone.
             raise ConfigError("--chunked-prefill-size must be -1 or at least 3")
+        if self.skip_tokenizer_init and (self.tokenizer_path or self.chat_template):
+            raise ConfigError("--skip-tokenizer-init excludes --tokenizer-path and --chat-template")
         if self.disable_radix_cache and self.schedule_policy == "lpm":
             raise ConfigError("--schedule-policy lpm needs the radix cache")
+        needs_keys = self.max_requests_per_key is not None or self.cache_salt_per_key
+        if needs_keys and self.api_key is None and self.api_key_file is None:
+            raise ConfigError("--max-requests-per-key and --cache-salt-per-key need --api-key-file")
+        if (
+            self.constrained_json_disable_any_whitespace
+            and self.constrained_json_whitespace_pattern is not None
+        ):
+            raise ConfigError(
+                "--constrained-json-whitespace-pattern and "
+                "--constrained-json-disable-any-whitespace exclude each other"
+            )
         if not _ORIGINS.fullmatch(self.allowed_origins or "*"):
             names = "* or, as browsers send them, names like https://a.example,https://b.example"
             raise ConfigError(f"--allowed-origins must be {names}; got {self.allowed_origins!r}")
@@ -203,13 +342,16 @@ class ServerArgs:
         value = getattr(self, setting.name)
         minimum = setting.metadata.get("minimum")
         choices = setting.metadata.get("choices")
-        if minimum is not None and value is not None and not minimum <= value < math.inf:
-            raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {value}")
-        if value == "":  # as from a shell variable that is not set
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            if minimum is not None and number is not None and not minimum <= number < math.inf:
+                raise ConfigError(f"{flag} must be at least {minimum}, and finite, got {number}")
+        if value in ("", []):  # as from a shell variable that is not set
             raise ConfigError(f"{flag} must not be empty")
         unbuilt = setting.metadata.get("unbuilt", {})
-        if value in unbuilt:
-            reason = f"{unbuilt[value]}; there are {', '.join(choices or ())}"
+        if isinstance(value, str) and value in unbuilt:
+            there = setting.metadata.get("built") or choices or ()
+            reason = f"{unbuilt[value]}; there are {', '.join(there)}"
             raise ConfigError(f"{flag} {value}: {reason}")
         if choices and value not in choices:
             raise ConfigError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -85,6 +88,10 @@ class Device:
             return ThreadPoolExecutor(max_workers=1, thread_name_prefix="radix-engine")
         return _GpuStream(self.torch_device, check)
 
+    def graph_recorder(self) -> GraphRecorder | None:
+        """Records work as graphs; None where the device has none."""
+        return None if self.is_cpu else _CudaGraphRecorder()
+
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that this device copies from and to asynchronously. It may be dropped while a
         copy runs: torch's pinned allocator keeps it until the stream has passed."""
@@ -97,10 +104,50 @@ class Device:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return Memory(total=total, available=free)
 
+    def release_memory(self) -> None:
+        """Gives memory that no tensor holds any more back to the system."""
+        if not self.is_cpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         """Waits until the device has done all that was queued."""
         if not self.is_cpu:
             torch.cuda.synchronize(self.torch_device)
+
+
+class GraphRecorder(Protocol):
+    """Records what work queues on the current stream, to queue it again at once."""
+
+    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """Runs `work`, which must have run before, without executing what it queues. Returns what
+        replays it, and its result, whose memory every replay writes anew."""
+
+
+class _CudaGraphRecorder:
+    """CUDA or HIP graphs that share one memory pool: while one is replayed, what another has left
+    there, its result excepted, is lost."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        graph = torch.cuda.CUDAGraph()
+        # `with torch.cuda.graph(..)` would collect garbage and empty torch's cache each time.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            result = work()
+        except BaseException:
+            with suppress(RuntimeError):  # it is invalid; what made it so is said by `work`
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph.replay, result
+
+
+# Between two looks at what a GPU computes; with the kernel's timer slack about 75 us. On an H200 a
+# step of 0.6 ms is noticed 15 us later than by spinning, and the core is at 13 % (2026-11-23).
+_POLL_SECONDS = 20e-6
 
 
 class _GpuStream(Executor):
@@ -132,7 +179,9 @@ class _GpuFuture(Future[T]):
         return self._event.query()
 
     def result(self, timeout: float | None = None) -> T:
-        self._event.synchronize()
+        # `synchronize` would spin a whole core; a blocking event wakes 200 us late.
+        while not self._event.query():
+            time.sleep(_POLL_SECONDS)
         self._check()
         return super().result()
 

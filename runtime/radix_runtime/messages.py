@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from .constraint import Constraint
 from .errors import RequestError
 from .sampling_params import SamplingParams
 
@@ -19,6 +20,7 @@ MOST_DELTAS = 128  # in a message; without prompt logprobs each has less than 12
 
 _ID = np.dtype("<i4")
 _LOGPROB = np.dtype("<f4")
+_STREAM = np.dtype("<i8")
 _NIL = msgspec.Raw(b"\xc0")
 
 Result = TypeVar("Result")
@@ -84,9 +86,8 @@ class Generate(_Message):
 
     `input_ids` is packed. `logprob_start` is the first prompt position whose logprob is wanted; -1:
     no prompt logprobs. `top_logprobs` counts alternatives beside the chosen token. Requests share
-    cached prefixes only under the same `extra_key`. `deadline` is on time.monotonic(). `call`: the
-    call that the request is a part of; its parts are sent one after the other. None: a call of its
-    own."""
+    cached prefixes only under the same `extra_key`. `deadline` is on time.monotonic(). `call`: what
+    it is a part of, sent one after the other; None: its own. `constraint` has been compiled."""
 
     rid: str
     input_ids: bytes
@@ -95,9 +96,10 @@ class Generate(_Message):
     return_logprob: bool = False
     logprob_start: int = -1
     top_logprobs: int = 0
-    extra_key: str | None = None
+    extra_key: tuple[str, ...] | None = None
     deadline: float | None = None
     call: Call | None = None
+    constraint: Constraint | None = None
 
 
 class Abort(_Message):
@@ -222,10 +224,10 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
         return values.reshape(num_ids(self.ids), self.top_n)
 
 
-class _Delta(msgspec.Struct, forbid_unknown_fields=True):
+class _Delta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is new of one choice: its packed `ids` since the last delta. After one with `finish`
     nothing follows for (rid, choice), and `completion_tokens` is final. `prompt_logprobs` come
-    once."""
+    once. `queue_seconds`, in the first delta, is how long the choice had waited for its row."""
 
     rid: str
     choice: int
@@ -235,25 +237,57 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True):
     completion_tokens: int = 0
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    queue_seconds: float | None = None
 
 
 class TokenDelta(_Delta):
-    """The first delta of a choice also has `sampling` and the prompt's last CONTEXT_TOKENS
-    `input_ids`."""
+    """The first delta of a choice also has the number by which `StreamTokens` know it, `sampling`
+    and the prompt's last CONTEXT_TOKENS `input_ids`."""
 
+    stream: int | None = None
     sampling: SamplingParams | None = None
     input_ids: bytes | None = None
 
 
+class StreamTokens(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """New tokens of choices that have begun, go on and have no log-probabilities, packed: int64
+    `streams` [n], int32 `counts` [n] and `ids` [sum of counts], stream after stream."""
+
+    streams: bytes
+    counts: bytes
+    ids: bytes
+
+    @classmethod
+    def pack(cls, streams: np.ndarray, counts: np.ndarray, ids: np.ndarray) -> "StreamTokens":
+        """From arrays of integers."""
+        return cls(
+            streams=streams.astype(_STREAM, copy=False).tobytes(),
+            counts=counts.astype(_ID, copy=False).tobytes(),
+            ids=ids.astype(_ID, copy=False).tobytes(),
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, list[int]]]:
+        """(stream, its packed ids, its ids)."""
+        packed = self.ids
+        size = _ID.itemsize
+        ids = unpack_ids(packed).tolist()
+        streams = np.frombuffer(self.streams, dtype=_STREAM).tolist()
+        start = 0
+        for stream, count in zip(streams, unpack_ids(self.counts).tolist(), strict=True):
+            end = start + count
+            yield stream, packed[start * size : end * size], ids[start:end]
+            start = end
+
+
 class TokenBatch(_Message):
-    """From the scheduler to the detokenizer."""
+    """From the scheduler to the detokenizer. `tokens` came before `deltas`."""
 
     deltas: list[TokenDelta]
+    tokens: StreamTokens | None = None
 
 
 class TextStop(_Message):
-    """A stop string ended (rid, choice) after `n_tokens` output tokens. It only saves work: the
-    text is already cut."""
+    """A stop string ended (rid, choice) after `n_tokens` output tokens: the text is cut already."""
 
     rid: str
     choice: int
@@ -329,6 +363,9 @@ class Inbox(Protocol):
     def wait(self, timeout: float | None) -> bool:
         """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
 
+    def wake(self) -> None:
+        """Ends a `wait` of another thread."""
+
 
 class Outbox(Protocol):
     """Where a process sends its messages."""
@@ -357,3 +394,7 @@ class LocalChannel:
     def wait(self, timeout: float | None) -> bool:
         """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
         return self._arrived.wait(timeout)
+
+    def wake(self) -> None:
+        """Inbox.wake."""
+        self._arrived.set()

@@ -1,16 +1,19 @@
 """ModelConfig: a model as its checkpoint's config.json describes it. Loads no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from .config_values import check_values
 from .errors import ConfigError
 from .families import Family, families, generic_family
 from .families.names import Rule
 from .families.rope import merged_rope_settings, rope_settings
+from .gguf import is_gguf, open_gguf
+from .gguf.keys import read_model
 from .hub import read_json
 from .registry import Registry
 from .specs import ModelSpec
@@ -34,30 +37,41 @@ class _Kind(msgspec.Struct, kw_only=True, frozen=True):
 class ModelConfig:
     """A model as its checkpoint's config.json describes it.
 
-    `names`: the name rules of the checkpoint. `unknown_keys`: keys that the family does not know.
+    `names`: the name rules of the checkpoint. `quantization`: its `quantization_config`, None where
+    its weights are not quantized. `unknown_keys`: keys that the family does not know.
     `raw`: the keys of the file (of its `text_config` where it has one), for a model class of
     another package."""
 
     architecture: str
     spec: ModelSpec
     names: tuple[Rule, ...]
+    quantization: Mapping[str, Any] | None = None
     unknown_keys: tuple[str, ...] = field(compare=False)
     raw: Mapping[str, Any] = field(compare=False)
 
     @classmethod
     def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
-        """Reads config.json and merges `overrides`, a JSON object, into it; the RoPE settings of
-        the two are merged key by key. Raises ConfigError, naming the key that is not supported."""
+        """Reads config.json, or what a GGUF file says in its place, and merges `overrides`, a JSON
+        object, into it; the RoPE settings of the two are merged key by key. Raises ConfigError,
+        naming the key that is not supported."""
+        if is_gguf(Path(path)):
+            model = read_model(open_gguf(Path(path)))
+            config = cls._from_file(model.config, overrides)
+            return replace(config, names=(*model.rules, *config.names))
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ConfigError(_no_config(file))
+        return cls._from_file(read_json(file), overrides)
+
+    @classmethod
+    def _from_file(cls, raw: Mapping[str, Any], overrides: str) -> "ModelConfig":
         changes = _parse_overrides(overrides)
-        raw = read_json(file)
         known = _family(_architecture({**raw, **changes})).keys.__struct_encode_fields__
         unknown = sorted(set(changes) - {*known, *_Kind.__struct_encode_fields__})
         if unknown:
             raise ConfigError(f"{_OVERRIDES}: {', '.join(unknown)} would change nothing")
         text = _text_keys(raw)
+        check_values({**text, **changes})
         rope = merged_rope_settings(text, changes)
         return cls.from_dict({**text, **changes, "rope_scaling": None, "rope_parameters": rope})
 
@@ -68,12 +82,14 @@ class ModelConfig:
         architecture = _architecture(raw)
         family = _family(architecture)
         text = _text_keys(raw)
+        check_values(text)
         text["rope_parameters"] = rope_settings(text)
         keys = family.convert(text)
         return cls(
             architecture=architecture,
             spec=family.read(keys),
             names=tuple(family.names(keys)),
+            quantization=text.get("quantization_config"),
             unknown_keys=tuple(sorted(family.unknown_keys(text))),
             raw=text,
         )
@@ -89,11 +105,6 @@ class ModelConfig:
         return self.spec.num_layers
 
     @property
-    def head_dim(self) -> int:
-        """The elements of a cached key, and of a value."""
-        return self.spec.head_dim
-
-    @property
     def dtype(self) -> str:
         """The type that the checkpoint names: bfloat16, float16 or float32."""
         return self.spec.dtype
@@ -103,10 +114,6 @@ class ModelConfig:
         """The longest sequence, in tokens, that the positions of the model reach."""
         return self.spec.max_context
 
-    def kv_heads_per_rank(self, tp_size: int) -> int:
-        """KV heads are split over the ranks, or repeated where there are fewer heads than ranks."""
-        return max(1, self.spec.num_kv_heads // tp_size)
-
     def check_tp(self, tp_size: int) -> None:
         """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
         self.spec.check_tp(tp_size)
@@ -114,8 +121,9 @@ class ModelConfig:
 
 def _no_config(file: Path) -> str:
     folder = file.parent
-    if any(folder.glob("*.gguf")):
-        return f"{folder} holds GGUF files, a format that is not supported, and no {file.name}"
+    found = sorted(folder.glob("*.gguf"))
+    if found:
+        return f"{folder} has no {file.name}; name the GGUF file itself, such as {found[0]}"
     return f"{file} does not exist"
 
 
@@ -139,9 +147,6 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         raise ConfigError(
             f"config.json: architecture {kind.architectures} is not supported; supported: {names}"
         )
-    if kind.quantization_config is not None:
-        method = kind.quantization_config.get("quant_method", "unnamed")
-        raise ConfigError(f"config.json: quantized checkpoints ({method}) are not supported")
     return kind.architectures[0]
 
 

@@ -6,33 +6,35 @@ tensor-parallel ranks are child processes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from .config import SECRETS, ServerArgs
+from .engine.device_defaults import with_device_defaults
 from .engine.facts import resolved_settings
+from .offline_chat import ChatBuilder, Conversations
 from .offline_loop import Call, EngineLoop, Output
 from .offline_requests import (
-    Conversations,
     InputIds,
     LogprobOptions,
     Prompts,
     RequestBatch,
     RequestBuilder,
     are_ids,
-    chat_sampling,
 )
 from .prepare import prepare_model
 from .progress import progress_bar
 from .sampling_params import SamplingParams
+from .text.answer_format import find_format
 from .text.choices import scored
 from .text.generation_config import eos_token_ids, sampling_defaults
-from .text.tokenizer import Tokenizer, load_tokenizer
+from .text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 
 
 class Engine(EngineLoop, AbstractContextManager["Engine"]):
@@ -57,18 +59,22 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         **server_args: Any,
     ) -> None:
         # Nobody else waits behind an offline batch: its queue is as long as the batch.
-        server_args.setdefault("max_queued_requests", 1 << 30)
         args = ServerArgs(model_path=None if model_path is None else str(model_path), **server_args)
         args.validate()
         args, self.config, _ = prepare_model(args)
+        args = with_device_defaults(args)
         folder = Path(args.model_path or "")
         self.args = args
         self.tokenizer = tokenizer or _load_tokenizer(args, folder)
         super().__init__(
             args, self.config, self.tokenizer, eos_ids=eos_token_ids(folder, self.tokenizer)
         )
+        self._chats = ChatBuilder(self.tokenizer, find_format(args, self.tokenizer))
         self._requests = RequestBuilder(
-            self.tokenizer, self._scheduler.limits, defaults=sampling_defaults(args, folder)
+            self.tokenizer,
+            self._scheduler.limits,
+            defaults=sampling_defaults(args, folder),
+            grammars=self._grammars,
         )
 
     # Generation ---------------------------------------------------------------------------
@@ -115,8 +121,9 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
     ) -> Any:
         """Completes one prompt or a list of them, as text or token ids.
 
-        `sampling_params` is a SamplingParams or a dict of its fields, one for all prompts or a list
-        of the same length; what a dict leaves out comes from the model's generation_config.json.
+        `sampling_params` is a SamplingParams, or a dict of its fields and of those of
+        ConstrainedParams (json_schema, regex and others), one for all prompts or a list of the same
+        length; what a dict leaves out comes from the model's generation_config.json.
         Each output is a dict: `text`, `output_ids`, `meta_info` as /generate gives it (with
         `return_logprob` also output_token_logprobs, a list of [logprob, id, None], and
         input_token_logprobs, those of the prompt from position `logprob_start_len` on if that is
@@ -161,6 +168,9 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         messages: Conversations,
         sampling_params: Any = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: bool = False,
         use_tqdm: bool = False,
@@ -169,14 +179,27 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         conversations.
 
         Outputs, `sampling_params`, `stream` and `use_tqdm` are those of `generate`, but answers go
-        to the end of the context where `max_new_tokens` is left out. `chat_template_kwargs` are
-        variables of the chat template, such as `enable_thinking`.
+        to the end of the context where `max_new_tokens` is left out, and each output also has
+        `message`: the answer with its reasoning and tool calls, as a conversation goes on with it.
+        `tools`, `tool_choice` and `parallel_tool_calls` are those of the chat route;
+        `chat_template_kwargs` are variables of the chat template, such as `enable_thinking`.
         """
-        ids = self._requests.chat_ids(messages, chat_template_kwargs or {})
-        params = chat_sampling(sampling_params)
+        chat = self._chats.chat(
+            messages,
+            chat_template_kwargs or {},
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+        )
+        params = self._chats.sampling(sampling_params, chat)
+        constrain = [partial(self._chats.constraint, chat, prompt) for prompt in chat.prompts]
+        batch = self._requests.batch(
+            None, params, chat.input_ids, LogprobOptions(), stream=stream, constrain=constrain
+        )
+        answers = self._chats.answers(chat, batch.requests, self.args.reasoning_field)
         if stream:
-            return self.generate(input_ids=ids, sampling_params=params, stream=True)
-        return self.generate(input_ids=ids, sampling_params=params, use_tqdm=use_tqdm)
+            return answers.stream(self._stream(Call(batch)))
+        return answers.complete(self._complete(Call(batch), use_tqdm=use_tqdm))
 
     async def async_generate(
         self,
@@ -260,7 +283,7 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
                 left = call.unfinished
         return call.result()
 
-    def _stream(self, call: Call) -> Iterator[Output]:
+    def _stream(self, call: Call) -> Generator[Output, None, None]:
         with closing(self._advance(call)) as grown:
             for choice in grown:
                 yield call.output(choice)
@@ -315,8 +338,10 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
 
 def _load_tokenizer(args: ServerArgs, folder: Path) -> Tokenizer | None:
     """The tokenizer that the settings name, or the model's; None if it has none."""
+    if args.skip_tokenizer_init:
+        return None
     if args.tokenizer_path is not None:
         folder = Path(args.tokenizer_path)
-    elif not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer_config.json")):
+    elif not has_tokenizer(folder):
         return None
     return load_tokenizer(folder, args.chat_template)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .config import ServerArgs
-from .engine.executor import create_executor
+from .engine.executor import LocalExecutor, create_executor
 from .errors import EngineDeadError
+from .grammar.service import Grammars
 from .messages import (
     Abort,
     LocalChannel,
@@ -21,6 +22,7 @@ from .messages import (
     TextBatch,
     TextDelta,
     TextStop,
+    unpack_ids,
 )
 from .model_config import ModelConfig
 from .offline_requests import RequestBatch
@@ -52,11 +54,17 @@ class Call(Choices):
         self.is_single = batch.is_single and self.unfinished == 1
         self.error: Exception | None = None
         self.grown: set[int] = set()  # the choices of which the caller has not seen the last piece
+        self._ids: dict[int, list[int]] = {}  # of all pieces of a choice
         self._seconds: dict[int, float] = {}
         self._started = time.monotonic()
 
     def add(self, delta: TextDelta) -> int:
+        ids = unpack_ids(delta.ids).tolist()
         choice = super().add(delta)
+        if choice in self._ids:
+            self._ids[choice] += ids
+        else:
+            self._ids[choice] = ids
         self._seconds[choice] = time.monotonic() - self._started
         self.grown.add(choice)
         return choice
@@ -73,7 +81,11 @@ class Call(Choices):
         piece = self.pieces[choice]
         piece.prompt_logprobs = self.prompt_logprobs.get(choice)
         output = sglang_output(
-            self.request_of[choice], piece, self._seconds[choice], tokenizer=None
+            self.request_of[choice],
+            piece,
+            self._ids[choice].copy(),
+            self._seconds[choice],
+            tokenizer=None,
         )
         if not self.is_single:
             output["index"] = choice
@@ -125,7 +137,15 @@ class EngineLoop:
             log.warning("%s", warning)
         # Called once: by `shutdown`, with the last reference, or at exit. Not in a forked process:
         # threads and other ranks are its parent's.
-        self._close = weakref.finalize(self, self.executor.close)
+        self._grammars = Grammars(
+            args,
+            tokenizer,
+            vocab_size=config.vocab_size,
+            eos_ids=eos_ids,
+            mask_rows=self.executor.max_rows * self.executor.max_samples,
+        )
+        self._pid = os.getpid()
+        self._close = weakref.finalize(self, _close, self.executor, self._grammars)
         os.register_at_fork(after_in_child=self._close.detach)
         self._inbox = LocalChannel()
         self._results = LocalChannel()
@@ -136,6 +156,7 @@ class EngineLoop:
             inbox=self._inbox,
             outbox=tokens,
             eos_ids=eos_ids,
+            make_masks=self._grammars.start_masker,
         )
         self._detokenizer = Detokenizer(tokenizer, inbox=tokens, outbox=self._results)
 
@@ -184,9 +205,10 @@ class EngineLoop:
 
     def _require_alive(self) -> None:
         if not self._close.alive:
-            raise EngineDeadError(
-                self._dead or "a forked process cannot use an engine of its parent"
-            )
+            reason = "the program is ending"
+            if os.getpid() != self._pid:
+                reason = "a forked process cannot use an engine of its parent"
+            raise EngineDeadError(self._dead or reason)
 
     def _pump(self) -> None:
         """One iteration of scheduler and detokenizer. The caller holds the lock."""
@@ -285,6 +307,12 @@ class EngineLoop:
         if is_last:
             with self._watch_lock:
                 self._watched.pop(id(watched.call), None)
+
+
+def _close(executor: LocalExecutor, grammars: Grammars) -> None:
+    """What an engine leaves behind."""
+    executor.close()
+    grammars.close()
 
 
 def _news_of(call: Call) -> Iterator[News]:

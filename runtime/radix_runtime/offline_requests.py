@@ -1,7 +1,7 @@
 """What the callers of `Engine` give, as requests of the scheduler."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from .constraint import ConstrainedParams, Constraint
 from .errors import RequestError
+from .grammar.service import Grammars
 from .messages import Generate, pack_ids
 from .sampling_params import Limits, SamplingParams
-from .text.conversation import read_messages
 from .text.tokenizer import Tokenizer
 
-Messages = Sequence[Mapping[str, Any]]
-Conversations = Messages | Sequence[Messages]
 Prompts = str | Sequence[str]
+Constrain = Callable[[Constraint | None], Constraint | None]
 InputIds = Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -41,13 +41,18 @@ class RequestBuilder:
     """Tokenizes prompts and checks requests. Raises ValueError for what cannot be served.
 
     `defaults` are the sampling parameters that hold where a caller gives none; without a
-    `tokenizer` prompts must be token ids.
+    `tokenizer` prompts must be token ids. `grammars` compile constraints.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, limits: Limits, defaults: Mapping[str, Any]
+        self,
+        tokenizer: Tokenizer | None,
+        limits: Limits,
+        defaults: Mapping[str, Any],
+        grammars: Grammars,
     ) -> None:
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._limits = limits
         self._defaults = defaults
 
@@ -59,9 +64,10 @@ class RequestBuilder:
         logprobs: LogprobOptions,
         *,
         stream: bool,
+        constrain: Sequence[Constrain] | None = None,
     ) -> RequestBatch:
         """The requests of a call, checked. The arguments are those of `Engine.generate`; the error
-        about one prompt of a list says which."""
+        about one prompt of a list says which. `constrain`: see `build`, one for each prompt."""
         prompts, is_single = self._prompt_ids(prompt, input_ids)
         if isinstance(sampling_params, list | tuple):
             params = sampling_params
@@ -74,7 +80,8 @@ class RequestBuilder:
         requests = []
         for number, (ids, given) in enumerate(zip(prompts, params, strict=True)):
             try:
-                requests.append(self.build(ids, given, logprobs, stream=stream))
+                change = None if constrain is None else constrain[number]
+                requests.append(self.build(ids, given, logprobs, stream=stream, constrain=change))
             except ValueError as error:
                 place = "" if is_single else f"prompt {number}: "
                 raise ValueError(f"{place}{error}") from None
@@ -91,6 +98,8 @@ class RequestBuilder:
         if prompt is not None:
             return [self.ids(text) for text in prompt], False
         given: Any = input_ids
+        if any(isinstance(item, str) for item in (given, *given)):
+            raise ValueError("input_ids are token ids; texts are prompts")
         if len(given) == 0 or are_ids(given):
             return [self.ids(given)], True
         return [self.ids(ids) for ids in given], False
@@ -104,29 +113,11 @@ class RequestBuilder:
             return [index(i) for i in text]
         if self._tokenizer is None:
             raise ValueError("this model has no tokenizer: pass input_ids")
-        return self._tokenizer.encode(text, add_special_tokens)
-
-    def chat_ids(
-        self, conversations: Conversations, options: Mapping[str, Any]
-    ) -> list[int] | list[list[int]]:
-        """The prompts of conversations, or of a single one, by the model's chat template; `options`
-        are variables of the template."""
-        if self._tokenizer is None:
-            raise ValueError("this model has no tokenizer: pass input_ids to generate")
-        template = self._tokenizer.chat_template
-        unknown = sorted(set(options) - (template.variables if template else set()))
-        if unknown:
-            raise ValueError(f"this model's chat template has no {unknown[0]}")
-        if len(conversations) == 0 or isinstance(conversations[0], Mapping):
-            return self._conversation(conversations, options)
-        return [self._conversation(messages, options) for messages in conversations]
-
-    def _conversation(self, messages: Any, options: Mapping[str, Any]) -> list[int]:
-        assert self._tokenizer is not None
         try:
-            return self._tokenizer.apply_chat_template(read_messages(messages), **options)
-        except RequestError as error:
-            raise ValueError(error.message) from None
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the prompt is no valid text: {error.reason}") from None
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def joined(self, first: Any, second: Any) -> list[int]:
         """The token ids of two texts, or sequences of ids, one after the other."""
@@ -141,13 +132,19 @@ class RequestBuilder:
         logprobs: LogprobOptions,
         *,
         stream: bool = False,
+        constrain: Constrain | None = None,
     ) -> Generate:
-        """One request, within the engine's limits."""
-        params, clip = self._to_sampling_params(given)
+        """One request, within the engine's limits. `constrain` gives the constraint that the answer
+        is to follow, from that of the parameters."""
+        params, constraint, clip = self._to_sampling_params(given)
         try:
+            if constrain is not None:
+                constraint = constrain(constraint)
             params = self._limits.admit(ids, params, param="prompt", names={}, clip=clip)
         except RequestError as error:
             raise ValueError(error.message) from None
+        if params.stop and self._tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: use stop_token_ids")
         if not -1 <= logprobs.logprob_start_len <= len(ids):
             raise ValueError(f"logprob_start_len must be in [-1, {len(ids)}]")
         if not 0 <= logprobs.top_logprobs_num <= self._limits.vocab_size:
@@ -160,14 +157,28 @@ class RequestBuilder:
             return_logprob=logprobs.return_logprob,
             logprob_start=logprobs.logprob_start_len,
             top_logprobs=logprobs.top_logprobs_num,
+            constraint=self._compiled(constraint),
         )
+
+    def _compiled(self, constraint: Constraint | None) -> Constraint | None:
+        """A constraint that can be kept. The first one waits for the start of the compiler."""
+        if constraint is None:
+            return None
+        try:
+            return self._grammars.check(constraint).constraint
+        except RequestError as error:
+            kind = ValueError if error.status < 500 else RuntimeError
+            raise kind(error.message) from None
 
     def _to_sampling_params(
         self, given: SamplingParams | Mapping[str, Any] | None
-    ) -> tuple[SamplingParams, bool]:
-        """The parameters, and whether `max_new_tokens` is a default that may be lowered to fit."""
+    ) -> tuple[SamplingParams, Constraint | None, bool]:
+        """The parameters, what the answer must look like, and whether `max_new_tokens` is a default
+        that may be lowered to fit."""
+        if isinstance(given, ConstrainedParams):
+            return given.sampling(), given.constraint(), False
         if isinstance(given, SamplingParams):
-            return given, False
+            return given, None, False
         values = dict(self._defaults)
         for name, value in dict(given or {}).items():
             # None leaves a field out, as null does over HTTP, but is itself a value of this one.
@@ -176,20 +187,13 @@ class RequestBuilder:
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
         try:
-            params = msgspec.convert(values, SamplingParams, str_keys=True)
+            params = msgspec.convert(values, ConstrainedParams, str_keys=True)
+            constraint = params.constraint()
         except msgspec.ValidationError as error:
             raise ValueError(f"sampling_params: {error}") from None
-        return params, "max_new_tokens" not in values
-
-
-def chat_sampling(given: Any) -> Any:
-    """Sampling parameters of a chat, or a list of them: to the end of the context where a dict
-    leaves `max_new_tokens` out."""
-    if isinstance(given, SamplingParams):
-        return given
-    if isinstance(given, list | tuple):
-        return [chat_sampling(params) for params in given]
-    return {"max_new_tokens": None, **(given or {})}
+        except RequestError as error:
+            raise ValueError(error.message) from None
+        return params.sampling(), constraint, "max_new_tokens" not in values
 
 
 def are_ids(value: Any) -> bool:

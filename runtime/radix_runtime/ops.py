@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 
 from .errors import ConfigError
@@ -48,13 +48,20 @@ from radix_kernels import (
     PackedExperts,
     PackedWeight,
     ShmCommunicator,
+    apply_rope_inplace,
     capabilities,
+    concat_mla_k,
     count_tokens_inplace,
+    dequantize_gguf,
     embedding,
+    flash_attn_varlen,
     flash_attn_with_kvcache,
     fused_experts,
     fused_experts_packed,
+    fp8_blockwise_scaled_mm,
+    fp8_scaled_mm,
     fused_qk_norm_rope_store,
+    gather_mla_kv,
     gelu_and_mul,
     gelu_tanh_and_mul,
     get_num_threads,
@@ -62,25 +69,50 @@ from radix_kernels import (
     linear,
     linear_argmax,
     linear_silu_and_mul,
+    merge_state,
+    mla_decode,
     moe_fused_gate,
     pack_weight,
+    per_tensor_quant_fp8,
+    per_token_group_quant,
+    per_token_quant_fp8,
     rmsnorm,
     rope_cos_sin_cache,
     set_num_threads,
     silu_and_mul,
+    store_mla_kv,
     token_logprobs,
     top_k_top_p_sampling,
     top_k_top_p_sampling_with_logprobs,
     topk_sigmoid,
     topk_softmax,
+    unpack_awq,
+    unpack_gguf,
+    unpack_gptq,
 )
+
+# What `unpack_gptq` and `unpack_awq` give, and `unpack_gguf`.
+from radix_kernels.formats import PackArguments
+from radix_kernels.gguf_blocks import GgufArguments
 
 # Ops that few models need; a layer that does says so (Layer.special_ops).
 _SPECIAL = {
+    "fp8_blockwise_scaled_mm",
+    "fp8_scaled_mm",
+    "apply_rope_inplace",
+    "concat_mla_k",
+    "flash_attn_varlen",
     "fused_experts",
     "fused_experts_packed",
+    "gather_mla_kv",
     "layernorm",
+    "merge_state",
+    "mla_decode",
     "moe_fused_gate",
+    "per_tensor_quant_fp8",
+    "per_token_group_quant",
+    "per_token_quant_fp8",
+    "store_mla_kv",
     "topk_sigmoid",
     "topk_softmax",
 }
@@ -93,18 +125,57 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
     return impl.split(":")[0] == device_kind
 
 
-def use_native(special: Collection[str] = (), *, quiet: bool = False) -> None:
-    """From now on an op without a kernel is an error. A source tree whose library lacks one of the
-    ops that every model needs, or of the `special` ones, keeps the reference. Warns, unless
-    `quiet`, of the portable instruction set."""
+def check_device(kind: str) -> None:
+    """Raises ConfigError when the installed kernels are not for `kind`: cpu, cuda or rocm. A source
+    tree without a library runs the reference anywhere."""
+    backend = radix_kernels.capabilities()["backend"]
+    if backend in (None, kind):
+        return
+    wheel = f"radix-kernels-{backend}"
+    other = f"install radix-kernels-{kind} in its place (pip uninstall -y {wheel} first)"
+    if kind == "cpu":
+        raise ConfigError(
+            f"the installed kernels ({wheel}) need a GPU, and the model would run on the CPU: "
+            f"torch sees no GPU, or --device cpu asks for it; make the GPU visible to torch "
+            f"(driver, CUDA_VISIBLE_DEVICES, a torch built for it), or {other}"
+        )
+    raise ConfigError(
+        f"the installed kernels ({wheel}) are not for this GPU's {kind}; {other}"
+        + (", or serve with --device cpu" if backend == "cpu" else "")
+    )
+
+
+def use_native(special: Collection[str], dtype: str, *, quiet: bool = False) -> None:
+    """From now on an op without a kernel is an error, for a model that computes in `dtype` and
+    needs the `special` ops beside those that every model needs. Where one of them has no kernel
+    here, its reference runs, and a warning names it. Warns of the portable instruction set too;
+    `quiet`: neither."""
+    logger = logging.getLogger(__name__)
     found = capabilities()
     needed = set(globals()) - _SPECIAL | set(special)
-    used = [dtypes for op, dtypes in found["ops"].items() if op in needed]
-    impls = [entry["impl"] for dtypes in used for entry in dtypes.values()]
-    is_complete = found["backend"] is not None and "reference" not in impls
+    slow = sorted(
+        op for op, dtypes in found["ops"].items() if op in needed and _is_reference(dtypes, dtype)
+    )
+    is_complete = found["backend"] is not None and not slow
     radix_kernels.set_fallback("error" if is_complete else "warn")
-    if found["isa"] == "portable" and not quiet:
-        logging.getLogger(__name__).warning(PORTABLE)
+    if quiet:
+        return
+    if slow and found["backend"] is not None:
+        logger.warning("slow: no kernel for %s in %s here", ", ".join(slow), dtype)
+    if found["isa"] == "portable":
+        logger.warning(PORTABLE)
+
+
+def _is_reference(dtypes: Mapping[str, Mapping[str, str]], dtype: str) -> bool:
+    """Whether the reference runs an op for a model of that dtype. `dtypes`: what runs the op, by
+    dtype; one that has none of the model's (FP8, say) is needed in all of its own."""
+    used = [dtypes[dtype]] if dtype in dtypes else dtypes.values()
+    return any(entry["impl"] == "reference" for entry in used)
+
+
+def fp8_format() -> str:
+    """The FP8 that the wheel's ops quantize to: float8_e4m3fn, or AMD's float8_e4m3fnuz."""
+    return "float8_e4m3fnuz" if capabilities()["backend"] == "rocm" else "float8_e4m3fn"
 
 
 def has_triton() -> bool:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 from .checkpoint import CheckpointSize, check_checkpoint
 from .config import (
     ATTENTION_BACKENDS,
+    CHECKPOINT_FORMATS,
     CPU_QUANTIZATIONS,
     FORMER_BACKENDS,
+    GRAMMAR_BACKENDS,
     QUANTIZATIONS,
     ServerArgs,
 )
@@ -16,12 +18,14 @@ from .hub import fetch_weights, resolve_model_path
 from .model_config import ModelConfig
 from .registry import check_name
 from .scheduler.policy import schedule_policies
+from .text.answer_format import check_format_names
 from .text.generation_config import load_generation_config
 
 
 class Prepared(NamedTuple):
     """A model that can be loaded. `args` have local paths, so that no process looks at the network
-    later; `size` is None for random weights."""
+    later, and the format of a quantized checkpoint as `quantization`; `size` is None for random
+    weights."""
 
     args: ServerArgs
     config: ModelConfig
@@ -37,6 +41,7 @@ def prepare_model(args: ServerArgs) -> Prepared:
     )
     config = ModelConfig.from_dir(folder, args.json_model_override_args)
     config.check_tp(args.tp_size)
+    quantization = _quantization(args, config)
     if args.sampling_defaults == "model":
         load_generation_config(folder).sampling_defaults()
     tokenizer_path = args.tokenizer_path
@@ -49,6 +54,7 @@ def prepare_model(args: ServerArgs) -> Prepared:
     local = replace(
         args,
         model_path=str(folder),
+        quantization=quantization,
         tokenizer_path=tokenizer_path,
         revision=None,  # the folder is that of the revision
         download_dir=None,
@@ -56,9 +62,29 @@ def prepare_model(args: ServerArgs) -> Prepared:
     return Prepared(args=local, config=config, size=size)
 
 
+def _quantization(args: ServerArgs, config: ModelConfig) -> str | None:
+    """The name of the format: that of the checkpoint, where it is quantized. Raises ConfigError."""
+    if config.quantization is None:
+        if args.quantization in CHECKPOINT_FORMATS:
+            raise ConfigError(
+                f"--quantization {args.quantization}: the checkpoint is not quantized, and this "
+                "format is none that quantizes as it loads"
+            )
+        return args.quantization
+    method = str(config.quantization.get("quant_method"))
+    check_name("quant_method", "radix.quantization", QUANTIZATIONS, method)
+    if args.quantization not in (None, method):
+        raise ConfigError(
+            f"--quantization {args.quantization}: the checkpoint is quantized already ({method})"
+        )
+    return method
+
+
 def _check_names(args: ServerArgs) -> None:
     """Raises ConfigError for a name of something that nobody has registered."""
     schedule_policies.get(args.schedule_policy)
+    check_name("grammar backend", "radix.grammar_backends", GRAMMAR_BACKENDS, args.grammar_backend)
+    check_format_names(args)
     if args.attention_backend is not None:
         group = "radix.attention_backends"
         name = FORMER_BACKENDS.get(args.attention_backend, args.attention_backend)
@@ -67,4 +93,4 @@ def _check_names(args: ServerArgs) -> None:
         return
     check_name("quantization", "radix.quantization", QUANTIZATIONS, args.quantization)
     if args.quantization in CPU_QUANTIZATIONS and args.device == "cuda":
-        raise ConfigError(f"--quantization {args.quantization} is for the CPU")
+        raise ConfigError(f"--quantization {args.quantization} is for the CPU; GPUs have fp8")

@@ -1,7 +1,7 @@
 """Sampling parameters and limits of a request, shared by HTTP, `Engine` and the scheduler."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -10,8 +10,9 @@ import numpy as np
 from .errors import refusal
 
 MAX_STOP_LENGTH = 256
+_MAX_SHOWN = 128  # characters of a value that a message repeats
 MAX_CHOICES = 128
-MAX_ENTRIES = {"stop": 32, "stop_token_ids": 1024, "logit_bias": 1024}
+MAX_ENTRIES = {"stop": 32, "stop_token_ids": 1024, "keep_special": 1024, "logit_bias": 1024}
 
 Ids = Sequence[int] | np.ndarray
 Names = Mapping[str, str]  # from fields of SamplingParams to what a caller calls them
@@ -24,8 +25,9 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     The order in which they act is fixed: logit_bias, penalties, min_new_tokens mask, temperature,
     top_k, top_p on the renormalised rest, min_p against the largest kept. `temperature` 0 is
-    greedy. Without a `seed` the scheduler draws one at admission; choice i of n uses
-    `splitmix64(seed + i)`."""
+    greedy. `keep_special` are special tokens that are shown although `skip_special_tokens` hides
+    the others: those that a parser of the text needs. Without a `seed` the scheduler draws one at
+    admission; choice i of n uses `splitmix64(seed + i)`."""
 
     n: int = 1
     max_new_tokens: int | None = 128
@@ -42,6 +44,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    keep_special: list[int] = []
     no_stop_trim: bool = False
     logit_bias: dict[int, float] = {}
 
@@ -55,7 +58,7 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         shown = {name: names.get(name, name) for name in self.__struct_fields__}
         for name, fits, rule in self._range_rules(min(max_n, MAX_CHOICES), shown):
             if not fits:
-                yield name, f"{shown[name]} must {rule}, got {getattr(self, name)}"
+                yield name, f"{shown[name]} must {rule}, got {short(getattr(self, name))}"
         for name, limit in MAX_ENTRIES.items():
             count = len(getattr(self, name))
             if count > limit:
@@ -86,6 +89,11 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         yield "min_new_tokens", fits, f"be in [0, {shown['max_new_tokens']}]"
         yield "top_k", self.top_k >= -1, "be -1 or 0 (off), or at least 1"
         yield "seed", -(2**63) <= seed < 2**63, "be a signed 64-bit integer"
+
+    def hides(self, token: int, special_ids: Set[int]) -> bool:
+        """Whether a token is not shown in the text; `special_ids` are the tokenizer's."""
+        is_hidden = self.skip_special_tokens and token in special_ids
+        return is_hidden and token not in self.keep_special
 
     @property
     def has_penalties(self) -> bool:
@@ -182,6 +190,12 @@ class Limits:
 def _length_cause(prompt: int, limit: int, param: str, new_param: str) -> str:
     """The field to name: that of the prompt where not even one new token would fit beside it."""
     return new_param if new_param and prompt < limit else param
+
+
+def short(value: object) -> str:
+    """A value that a client gave, as far as a message repeats it."""
+    text = str(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def splitmix64(x: int) -> int:

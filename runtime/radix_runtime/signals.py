@@ -5,6 +5,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
+
+
+@contextmanager
+def exits_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGINT end the program with code 0 until the block ends or sets other handlers;
+    in the main thread only."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

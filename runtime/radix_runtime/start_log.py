@@ -25,11 +25,17 @@ def served_lines(
     config: ModelConfig,
     size: CheckpointSize | None,
     quantization: str | None,
+    takes_text: bool = True,
     info: Mapping[str, Any],
 ) -> Iterator[str]:
     """The lines of the start log. `name` is what clients call the model; `size` is None for random
-    weights; `info` is what the processes have reported (`engine/facts.py`)."""
-    parameters = "random weights" if size is None else f"{_count(size.parameters)} parameters"
+    weights; `takes_text` is false where there is no tokenizer; `info` is what the processes have
+    reported (`engine/facts.py`)."""
+    parameters = "random weights"
+    if size is not None and config.quantization is None:
+        parameters = f"{_count(size.parameters)} parameters"
+    elif size is not None:  # codes are packed: their number says little
+        parameters = f"files of {_bytes(size.bytes)}"
     held_in = info["dtype"] if quantization is None else f"{quantization} and {info['dtype']}"
     yield f"serving {name}: {config.architecture}, {parameters}, {held_in}"
     device = info["device_name"] or f"{info['isa']}, {info['num_threads']} threads"
@@ -37,19 +43,39 @@ def served_lines(
         f"on {info['device']} ({device}), attention {info['attention_backend']}, "
         f"weights {_bytes(info['weight_bytes'])}, "
         f"KV cache {_bytes(info['kv_cache_bytes'])} = {info['max_total_num_tokens']} tokens "
-        f"in pages of {info['page_size']}, context {info['max_context']}"
+        f"in pages of {info['page_size']}, context {info['max_context']}, "
+        f"{info['max_running_requests']} requests and {_step(info['chunked_prefill_size'])} a step"
     )
-    yield f"try: {_example(name, url, is_chat=bool(info['has_chat_template']))}"
+    if info["device_name"] is not None:
+        yield (
+            f"GPU memory in GiB: weights {_gib(info['weight_bytes'])}, "
+            f"KV cache {_gib(info['kv_cache_bytes'])}, steps and their {info['cuda_graphs']} CUDA "
+            f"graphs {_gib(info['step_bytes'])}, free {_gib(info['free_bytes'])}"
+        )
+    if info["has_chat_template"]:
+        yield info["answer_format"]
+    yield f"try: {_example(name, url, takes_text=takes_text, is_chat=info['has_chat_template'])}"
 
 
-def _example(name: str, url: str, *, is_chat: bool) -> str:
-    body: dict[str, Any] = {"model": name}
-    if is_chat:
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _step(tokens: int) -> str:
+    return "whole prompts" if tokens == -1 else f"{tokens} tokens"
+
+
+def _example(name: str, url: str, *, takes_text: bool, is_chat: bool) -> str:
+    body: dict[str, Any]
+    if not takes_text:
+        path = "/generate"
+        body = {"input_ids": [1, 2, 3]}
+    elif is_chat:
         path = "/v1/chat/completions"
-        body["messages"] = [{"role": "user", "content": "Hello"}]
+        body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
     else:
         path = "/v1/completions"
-        body["prompt"] = "Hello"
+        body = {"model": name, "prompt": "Hello"}
     header = "Content-Type: application/json"
     return f"curl {url}{path} -H '{header}' -d '{json.dumps(body)}'"
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from radix_runtime.config import ServerArgs
+from radix_runtime.grammar.service import Grammars
 from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.messages import (
     Abort,
@@ -83,8 +84,13 @@ class Stack:
             check_invariants="step", port=0, **settings,
         )  # fmt: skip
         self.args.validate()
-        self.tokenizer = load_tokenizer(DEMO_MODEL_DIR, self.args.chat_template)
+        self.tokenizer = None
+        if not self.args.skip_tokenizer_init:
+            self.tokenizer = load_tokenizer(DEMO_MODEL_DIR, self.args.chat_template)
         self.engine = _fake_engine(self.args, pages)
+        self.grammars = Grammars(
+            self.args, self.tokenizer, vocab_size=VOCAB, eos_ids=[2], mask_rows=8
+        )
         self.delay = delay
         self.sent: list[Message] = []
         self.dead_reason: str | None = None
@@ -114,6 +120,7 @@ class Stack:
                 {TokenBatch: ids_in.send, RequestFailed: ids_in.send, ControlReply: self._to_api}
             ),
             eos_ids=[2],
+            make_masks=self.grammars.start_masker,
         )
         self.detokenizer = Detokenizer(
             tokenizer=self.tokenizer,
@@ -158,13 +165,14 @@ class Stack:
             tokenizer=self.tokenizer,
             link=self,
             defaults={},
+            grammars=self.grammars,
         )
         if self._ready:
             tokens = self.engine.num_pages * self.engine.page_size
             self.manager.set_ready({"max_total_num_tokens": tokens})
         self.manager.health = lambda: self.dead_reason
         self.app = create_app(self.manager)
-        self._server = http_server(self.app)
+        self._server = http_server(self.app, self.args.max_connections)
         if self._monitored:
             gc.collect()
             gc.freeze()  # as the API process does
@@ -181,6 +189,8 @@ class Stack:
         for thread in self._threads:
             thread.join(10)
         self.app.state.bodies.close()
+        self.manager.text.close()
+        self.grammars.close()
         if self._monitored:
             self.monitor.__exit__(*exc)
             gc.unfreeze()
@@ -198,10 +208,14 @@ class Stack:
             assert time.monotonic() < end, "the condition did not come true"
             time.sleep(0.005)
 
+    def connections(self) -> list[Any]:
+        """uvicorn's protocols of the open connections."""
+        return list(self._server.server_state.connections)
+
     def check_idle(self) -> None:
         """Nothing is open anywhere, every request has exactly one end, no page is lost."""
         self.wait(self._at_rest)
-        self.wait(lambda: len(self.manager._open) == 0 and self.detokenizer.streams == {})
+        self.wait(lambda: len(self.manager._open) == 0 and self.detokenizer.num_open == 0)
         counts = self.manager.counts
         assert counts.accepted == counts.ok + counts.aborted + counts.failed + counts.refused
         assert not self.manager._open and not self.manager._controls

@@ -68,7 +68,7 @@ def _chat_body(model: str, **fields: Any) -> dict[str, Any]:
 
 
 def _bodies() -> list[Bad]:
-    deep = b'{"messages":' + b"[" * 40 + b"]" * 40 + b"}"
+    deep = b'{"messages":' + b"[" * 200 + b"]" * 200 + b"}"
     return [
         bad_call("no json", CHAT, b"{nope", "invalid_json"),
         bad_call("empty body", CHAT, b"", "invalid_json"),
@@ -175,8 +175,18 @@ def _chat_options(model: str, context: int) -> list[Bad]:
             stream_options={"x": 1}),
         bad("unknown", "unknown_parameter", "frobnicate", frobnicate=1),
         bad("tools", "unsupported_parameter", "tools", tools=[tool]),
-        bad("json mode", "unsupported_parameter", "response_format",
-            response_format={"type": "json_object"}),
+        bad("two constraints", "invalid_combination", "regex",
+            response_format={"type": "json_object"}, regex="a"),
+        bad("constraint without end", "invalid_combination", "ignore_eos",
+            response_format={"type": "json_object"}, ignore_eos=True),
+        bad("lookaround", "invalid_grammar", "regex", regex="(?=a)b"),
+        bad("long regex", "invalid_grammar", "regex", regex="a" * 2049),
+        bad("schema keyword", "unsupported_schema", "/properties/a/contains",
+            json_schema={"properties": {"a": {"contains": {}}}}),
+        bad("schema", "invalid_schema", "response_format.json_schema.schema", response_format={
+            "type": "json_schema", "json_schema": {"name": "a", "schema": [1]}}),
+        bad("grammar", "invalid_grammar", "ebnf", ebnf="((("),
+        bad("guided", "unsupported_parameter", "guided_json", guided_json={}),
         bad("template", "unsupported_parameter", "chat_template", chat_template="{{ 1 }}"),
         bad("template variable", "unknown_parameter", "chat_template_kwargs.tokenize",
             chat_template_kwargs={"tokenize": True}),
@@ -234,8 +244,8 @@ def _generate(vocab: int, context: int) -> list[Bad]:
         bad("lengths", "invalid_value", "sampling_params", text=["a", "b"],
             sampling_params=[{}]),
         bad("rids", "invalid_value", "rid", text="a", rid=["x", "y"]),
-        bad("grammar", "unsupported_parameter", "sampling_params.regex", text="a",
-            sampling_params={"regex": "a+"}),
+        bad("grammar", "invalid_grammar", "sampling_params.regex", text="a",
+            sampling_params={"regex": "(a"}),
         bad("image", "unsupported_parameter", "image_data", text="a", image_data="x"),
         bad("start", "invalid_value", "logprob_start_len", text="a", return_logprob=True,
             logprob_start_len=999),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -49,3 +51,21 @@ def slow() -> Iterator[Stack]:
     with Stack(delay=0.02, pages=256) as stack:
         yield stack
         stack.check_idle()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """Of the models in family_models.py (`Checkpoints` there); each is made once."""
+    # Only here: they load transformers.
+    from tests.runtime.family_models import random_model
+    from tests.runtime.tiny_models import save
+
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def make(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            model = random_model(name)
+            made[name] = save(model, tmp_path_factory.mktemp(name)), model
+        return made[name]
+
+    return make

@@ -103,7 +103,9 @@ class FakeEngine:
         self.committed_kv = [np.zeros(0, np.uint64)] * self.max_rows
         self.sampling: dict[int, RowSampling] = {}
         self._make_groups()
-        self.queue: list[tuple[int, bytes]] = []
+        self.queue: list[tuple[int, bytes, Future[np.ndarray] | None]] = []
+        self.masks: np.ndarray | None = None  # of the step that runs
+        self.num_sampled = 0  # by the step that runs
         self.garbage = np.random.default_rng(0)
         self.random = random.Random(0)
         self.last_step = -1
@@ -126,12 +128,13 @@ class FakeEngine:
         # With a host, freed pages lie untouched until the copies of the next plan are made.
         self.poisoned: dict[int, list[np.ndarray]] = {}
 
-    def launch(self, plan: StepPlan) -> Handle:
+    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Handle:
         assert plan.step_id == self.last_step + 1, "steps are numbered without a gap"
         self.last_step = plan.step_id
         self.steps.append((plan.num_decode, len(plan.rows), plan.num_tokens))
-        self.queue.append((plan.step_id, serialize_plan(plan)))
-        if not self.lazy:
+        self.queue.append((plan.step_id, serialize_plan(plan), masks))
+        # The masks may need the result of the step before.
+        if not self.lazy and all(masks is None for _, _, masks in self.queue):
             self.run_until(plan.step_id)
         return Handle(self, plan.step_id)
 
@@ -165,8 +168,10 @@ class FakeEngine:
 
     def run_until(self, step_id: int) -> None:
         while self.queue and self.queue[0][0] <= step_id:
-            _, frame = self.queue.pop(0)
+            _, frame, masks = self.queue.pop(0)
             plan = deserialize_plan(frame)
+            self.num_sampled = 0
+            self.masks = None if masks is None else masks.result(30)
             self.results[plan.step_id] = self._run(plan)
 
     def _slots(self, pages: np.ndarray) -> np.ndarray:
@@ -284,6 +289,9 @@ class FakeEngine:
         kv = self.committed_kv[row]
         folded = self.model.look(kv, self._window(row, len(kv)), self.states[row])
         token = sample(folded, len(kv), self.vocab_size, samples.setting)
+        if self.masks is not None:
+            token = allowed_token(self.masks[self.num_sampled], token, folded)
+        self.num_sampled += 1
         samples.ids.append(-1 if self.nan_rows(step_id, row) else token)
         samples.folds.append(folded)
 
@@ -370,3 +378,11 @@ class FakeEngine:
         assert np.isin(plan.num_samples[chunks], (0, 1)).all()
         deltas = list(zip(plan.page_rows.tolist(), plan.page_index.tolist(), strict=True))
         assert len(set(deltas)) == len(deltas), "a page-table entry twice in a step"
+
+
+def allowed_token(mask: np.ndarray, token: int, folded: int) -> int:
+    """`token` if the mask allows it, else one that it does, chosen by the hash."""
+    if mask[token // 32] >> (token % 32) & 1:
+        return token
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return int(allowed[folded % len(allowed)])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+
+# name -> (directory, transformers model)
+Checkpoints = Callable[[str], tuple[Path, Any]]
 
 _SIZES = {
     "hidden_size": 64,
@@ -30,6 +34,12 @@ def _rope(kind: str, theta: float = 1e4, **settings: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": theta, **settings}
 
 
+# Latent attention: sizes of which no two are equal.
+_MLA = {
+    **_EXPERTS, "kv_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 80, "num_key_value_heads": 4, "n_routed_experts": 12, "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+}  # fmt: skip
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
 
 
@@ -134,6 +144,33 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
          "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True,
          "attention_bias": True},
     ),
+    "deepseek_v2_lite": FamilyModel(
+        "DeepseekV2",
+        {**_MLA, "q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 1,
+         "attention_bias": True, "rope_parameters": {**_YARN, "mscale": 0.707,
+                                                     "mscale_all_dim": 0.707}},
+    ),
+    "deepseek_v2": FamilyModel(
+        "DeepseekV2",
+        {**_MLA, "q_lora_rank": 64, "topk_method": "group_limited_greedy", "n_group": 4,
+         "topk_group": 2},
+    ),
+    "deepseek_v3": FamilyModel(
+        "DeepseekV3",
+        {**_MLA, "q_lora_rank": 64, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2,
+         "attention_bias": True,
+         "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.6}},
+    ),
+    "kimi_k2": FamilyModel(
+        "DeepseekV3",
+        {**_MLA, "q_lora_rank": None, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_interleave": False},
+    ),
+    "glm4_moe_lite": FamilyModel(
+        "Glm4MoeLite",
+        {**_MLA, "q_lora_rank": 48, "kv_lora_rank": 256,
+         "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    ),
     "minimax_m2": FamilyModel(
         "MiniMaxM2",
         {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2,
@@ -175,9 +212,9 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
 }  # fmt: skip
 
 
-def random_model(name: str, seed: int = 0) -> torch.nn.Module:
+def random_model(name: str | FamilyModel, seed: int = 0) -> torch.nn.Module:
     """A transformers model with every parameter random: norms, biases and sinks too."""
-    model = FAMILY_MODELS[name]
+    model = FAMILY_MODELS[name] if isinstance(name, str) else name
     config_class = getattr(transformers, model.config_class or f"{model.name}Config")
     sizes = {**_SIZES, **model.changes}
     if model.vision is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import RequestError
+from radix_runtime.grammar.service import Grammars
 from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.messages import (
     FinishReason,
@@ -48,8 +49,14 @@ class RecordingLink:
 def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
     link = RecordingLink()
     facts = SimpleNamespace(vocab_size=1536, max_context=128)
+    args = ServerArgs(**settings)
     manager = TokenizerManager(
-        args=ServerArgs(**settings), model=facts, tokenizer=TOKENIZER, link=link, defaults={}
+        args=args,
+        model=facts,
+        tokenizer=TOKENIZER,
+        link=link,
+        defaults={},
+        grammars=Grammars(args, TOKENIZER, vocab_size=1536, eos_ids=[2]),
     )
     manager.set_ready({"max_total_num_tokens": 1024})
     return manager, link

@@ -25,6 +25,6 @@ if __name__ == "__main__":
     loaded = process.memory_info().rss
     runner = engine.executor.runner  # type: ignore[attr-defined]
     weights = [getattr(module, "weight", None) for module in runner.model.modules()]
-    tensors = [*weights, *runner.kv_pool.k, *runner.kv_pool.v]
+    tensors = [*weights, *runner.kv_pool.tensors()]
     print(json.dumps([imported, loaded, sum(int(x.nbytes) for x in tensors if x is not None)]))
     engine.shutdown()

@@ -55,7 +55,7 @@ class Net:
 
     def frame(self, sender: str, sequence: int, body: bytes) -> bytes:
         """A frame of processes that were never restarted."""
-        number = self.topology.senders().index(sender)
+        number = self.topology.everybody().index(sender)
         return struct.pack("<32sHIIQ", TOKEN, number, 0, 0, sequence) + body
 
     def raw(self, target: str) -> zmq.Socket[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -127,15 +128,16 @@ class Rig:
     def _forget(self) -> None:
         self.messages: dict[str, Generate] = {}
         self.streams: dict[tuple[str, int], Stream] = {}
+        self.numbered: dict[int, Stream] = {}  # by the number that their tokens travel under
         self.failed: dict[str, RequestFailed] = {}
         self.replies: list[ControlReply] = []
 
     def _watch_launches(self) -> None:
         launch = self.engine.launch
 
-        def checked(plan: StepPlan) -> Handle:
+        def checked(plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Handle:
             self._check_plan(plan)
-            return launch(plan)
+            return launch(plan, masks)
 
         self.engine.launch = checked  # type: ignore[method-assign]
 
@@ -144,9 +146,9 @@ class Rig:
         plans: list[StepPlan] = []
         launch = self.engine.launch
 
-        def record(plan: StepPlan) -> Handle:
+        def record(plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Handle:
             plans.append(plan)
-            return launch(plan)
+            return launch(plan, masks)
 
         self.engine.launch = record  # type: ignore[method-assign]
         return plans
@@ -210,6 +212,8 @@ class Rig:
         happened = self.scheduler.step()
         for message in self.outbox.receive():
             if isinstance(message, TokenBatch):
+                for number, ids, _ in message.tokens or ():
+                    self._receive_tokens(number, ids)
                 for delta in message.deltas:
                     self._receive(delta)
             elif isinstance(message, RequestFailed):
@@ -226,6 +230,14 @@ class Rig:
                 return
         raise AssertionError("the scheduler does not come to rest")
 
+    def _receive_tokens(self, number: int, ids: bytes) -> None:
+        stream = self.numbered[number]
+        if stream.cut is not None:
+            return
+        assert stream.finish is None, "tokens after the last delta"
+        stream.ids += unpack_ids(ids).tolist()
+        stream.deltas += 1
+
     def _receive(self, delta: TokenDelta) -> None:
         key = (delta.rid, delta.choice)
         if delta.rid in self.failed:
@@ -234,6 +246,9 @@ class Rig:
             return
         first = key not in self.streams
         stream = self.streams.setdefault(key, Stream())
+        if first:
+            assert delta.stream is not None and delta.stream not in self.numbered
+            self.numbered[delta.stream] = stream
         assert (delta.sampling is not None) == first == (delta.input_ids is not None)
         if stream.cut is not None:
             return  # the detokenizer ignores what was on its way

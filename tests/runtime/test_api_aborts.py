@@ -11,6 +11,7 @@ import pytest
 
 from radix_runtime.messages import Abort
 from radix_runtime.server import listener
+from radix_runtime.server.auth import Caller
 from radix_runtime.server.metrics import RequestCounts
 from tests.runtime.api_stack import LONG, Stack, events, in_background
 
@@ -19,7 +20,7 @@ from tests.runtime.api_stack import LONG, Stack, events, in_background
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_client_that_goes_away_is_aborted(slow: Stack, stream: bool, n: int) -> None:
     body = json.dumps({**LONG, "stream": stream, "n": n}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", slow.port)) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         if stream:
@@ -37,7 +38,7 @@ def test_a_client_that_reads_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch)
     data = json.dumps(
         {"text": "abc", "stream": True, **scores, "sampling_params": sampling}
     ).encode()
-    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += b"content-length: %d\r\n\r\n" % len(data)
     with Stack(pages=1024, delay=0.05) as stack, socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -142,4 +143,4 @@ def test_a_client_that_takes_a_name_again_gets_its_own_text(slow: Stack) -> None
         return [(choice["text"], choice["finish_reason"]) for choice in choices]
 
     assert text(result[0].text) == text(alone)
-    assert slow.manager.abort("job-1") == 0
+    assert slow.manager.abort("job-1", Caller()) == 0

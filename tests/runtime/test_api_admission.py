@@ -24,10 +24,10 @@ def test_queue_full(stream: bool) -> None:
         stack.wait(lambda: len(stack.sent_of(Generate)) == 9)
         late = {**body, "prompt": ["a"] * 3}
         other, refused = in_background(lambda: httpx.post(url, json=late, timeout=20))
-        stack.wait(lambda: len(stack.sent_of(Generate)) == 12)
+        other.join(20)
+        assert len(stack.sent_of(Generate)) == 9  # refused before the scheduler
         stack.running.set()
         thread.join(20)
-        other.join(20)
         assert taken[0].status_code == 200 and "overloaded" not in taken[0].text
         assert refused[0].status_code == 503
         assert refused[0].json()["error"]["code"] == "engine_overloaded"

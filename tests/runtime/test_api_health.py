@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
 
 import httpx
 import pytest
@@ -52,7 +54,9 @@ def test_health_generate_is_shared(slow: Stack) -> None:
     slow.running.clear()
     probes = [socket.create_connection(("127.0.0.1", slow.port), timeout=20) for _ in range(5)]
     for probe in probes:
-        probe.sendall(b"GET /health_generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        probe.sendall(
+            b"GET /health_generate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
     slow.wait(lambda: len(slow.sent_of(Generate)) == 1)
     assert httpx.get(f"{slow.url}/health").status_code == 200  # the loop has seen all of them
     slow.running.set()
@@ -98,3 +102,29 @@ def test_not_ready_while_loading() -> None:
         thread.join(10)
         assert result[0].status_code == 200
         stack.check_idle()
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
+def test_an_end_does_not_wait_for_texts_that_are_still_read(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template or a tokenizer that is at work has no say in how long clients wait."""
+    dead = RequestError(status=500, code="engine_dead", message="the engine has died")
+    with Stack() as stack:
+        reached = threading.Event()
+
+        async def never(*_: object, **__: object) -> None:
+            reached.set()
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(stack.manager.text, "encode", never)
+        monkeypatch.setattr(stack.manager.text, "encode_chat", never)
+        body = good_request(MODEL) if path == CHAT else {"prompt": "a"}
+        if path == "/generate":
+            body = {"text": "a"}
+        thread, answer = in_background(lambda: httpx.post(stack.url + path, json=body, timeout=20))
+        assert reached.wait(10)
+        stack.on_loop(lambda: stack.manager.fail_all(dead))
+        thread.join(5)
+        assert (answer[0].status_code, answer[0].json()["error"]["code"]) == (500, "engine_dead")
+        assert not stack.manager.unsubmitted

@@ -120,7 +120,7 @@ def test_key_file(tmp_path: Path) -> None:
     file.write_text("one\n\n two \n")
     auth = Auth(ServerArgs(api_key_file=str(file)), {"/health": Access.PUBLIC})
     for key in (b"one", b"two"):
-        assert auth.check("/anything", [(b"authorization", b"Bearer " + key)])
+        assert auth.check("/anything", [(b"authorization", b"Bearer " + key)]).key
     for content in (None, "\n"):
         if content is None:
             file.unlink()
@@ -213,7 +213,8 @@ def raw(stack: Stack, data: bytes) -> tuple[int, bytes]:
 
 
 def post_head(stack: Stack, *lines: bytes) -> bytes:
-    first = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    first = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    first += b"content-type: application/json\r\n"
     auth = b"authorization: Bearer sk-cl\xc3\xa9\r\n"
     return first + auth + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
 
@@ -254,7 +255,7 @@ def test_headers_too_large(locked: Stack) -> None:
         )
         assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
     status, _ = raw(locked, post_head(locked, b"x-padding: " + b"a" * (2 << 20)))
-    assert status == 400  # the parser gives up first
+    assert status == 431  # parsing has ended before
 
 
 def test_slow_body_is_dropped(locked: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ def test_idle_connections_do_not_stop_a_client(locked: Stack) -> None:
     idle = [socket.create_connection(("127.0.0.1", locked.port)) for _ in range(200)]
     try:
         for connection in idle[:100]:
-            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
         assert httpx.get(f"{locked.url}/health", timeout=5).status_code == 200
     finally:
         for connection in idle:

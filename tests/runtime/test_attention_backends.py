@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,10 +24,9 @@ from radix_runtime.attention.triton import TritonAttention
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
-from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.registry import Registry
-from radix_runtime.step_plan import StepPlan
+from tests.runtime.pools import gqa_layout, random_batch
 
 torch.set_num_threads(1)
 CPU = Device.resolve("cpu")
@@ -64,48 +60,11 @@ SPECS: dict[str, dict[str, Any]] = {
 def loaded_batch(
     lengths: list[tuple[int, int]], page_size: int, heads: int, dim: int, dtype: torch.dtype
 ) -> ForwardBatch:
-    """A batch over random pages; every slot that belongs to no row is NaN."""
-    pool = KVPool(
-        num_layers=2,
-        num_pages=400,
-        page_size=page_size,
-        num_kv_heads=heads,
-        head_dim=dim,
-        dtype=dtype,
-        device=CPU,
+    """A batch over random keys and values."""
+    layout = gqa_layout(
+        num_layers=2, page_size=page_size, num_kv_heads=heads, head_dim=dim, dtype=dtype
     )
-    batch = ForwardBatch(CPU, pool, max_tokens=200, max_batch=8, max_rows=8, max_context=128)
-    free = random.Random(7).sample(range(400), 400)
-    deltas = []
-    for row, (_, kv) in enumerate(lengths):
-        deltas += [(row, i, free.pop()) for i in range(-(-kv // page_size))]
-    query = np.array([q for q, _ in lengths], np.int32)
-    columns = np.array(deltas, np.int32).T
-    num_decode = len(list(itertools.takewhile(lambda entry: entry[0] == 1, lengths)))
-    plan = StepPlan(
-        step_id=0,
-        num_decode=num_decode,
-        rows=np.arange(len(lengths), dtype=np.int32),
-        query_len=query,
-        kv_len=np.array([kv for _, kv in lengths], np.int32),
-        num_samples=np.ones(len(lengths), np.int32),
-        input_ids=np.zeros(query[num_decode:].sum(), np.int32),
-        page_rows=columns[0],
-        page_index=columns[1],
-        page_ids=columns[2],
-    )
-    committed = torch.zeros(9, dtype=torch.int32)
-    committed[: len(lengths)] = torch.from_numpy(plan.kv_len - query)
-    batch.load(plan, torch.zeros((9, 1), dtype=torch.int32), committed)
-    generator = torch.Generator().manual_seed(3)
-    for cache in (*pool.k, *pool.v):
-        cache.fill_(float("nan"))
-        for row, (_, kv) in enumerate(lengths):
-            for t in range(kv):
-                page = int(batch.page_table[row, t // page_size])
-                value = torch.randn(heads, dim, generator=generator)
-                cache[page, t % page_size] = value.to(dtype)
-    return batch
+    return random_batch(lengths, layout)
 
 
 def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.Tensor:
@@ -113,7 +72,7 @@ def oracle(q: torch.Tensor, batch: ForwardBatch, spec: AttentionSpec) -> torch.T
     pool = batch.kv_pool
     out = torch.zeros(q.shape, dtype=torch.float64)
     token = 0
-    lengths = zip(batch.query_lens_host, batch.kv_lens.tolist(), strict=True)
+    lengths = zip(batch.cu_seqlens_q.diff().tolist(), batch.kv_lens.tolist(), strict=True)
     for entry, (count, kv) in enumerate(lengths):
         slots = [
             (batch.page_table[entry, t // pool.page_size], t % pool.page_size) for t in range(kv)
@@ -209,22 +168,21 @@ def test_a_spec_that_no_backend_can_compute(changes: dict[str, Any], message: st
         AttentionSpec(**(sizes | changes))
 
 
-def test_a_plan_writes_where_the_one_before_wrote() -> None:
-    """A captured graph holds the addresses that `forward` was called with."""
-    backend = PagedAttention(CONFIG, SimpleNamespace(is_cpu=False))  # type: ignore[arg-type]
-    batches = [
-        loaded_batch(lengths, 16, 2, 32, torch.float32)
-        for lengths in ([(1, 9), (3, 3)], [(1, 40), (1, 7), (1, 1), (9, 20), (2, 5)], [(1, 1)])
-    ]
-    places = []
-    for batch, expected in zip(batches, ([0, 3], [0, 9, 11], None), strict=True):
-        backend.plan(batch)
-        if expected is None:
-            assert batch.metadata is None
-            continue
-        assert batch.metadata.dtype == torch.int32 and batch.metadata.tolist() == expected
-        places.append(batch.metadata.data_ptr())
-    assert len(set(places)) == 1
+PLAIN_ATTENTION = ops.flash_attn_with_kvcache
+
+
+def attend_nonempty(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *ints: torch.Tensor, **options: Any
+) -> None:
+    """As a GPU's kernels take a batch: tokens of no entry and entries without tokens are left
+    alone. The CPU's kernel gets the others."""
+    table, lens, cu = ints
+    used = cu.diff() > 0
+    starts = torch.cat([cu[:-1][used], cu[-1:]])
+    tokens = slice(int(starts[0]), int(starts[-1]))
+    out = options.pop("out")[tokens]
+    rows = (table[used], lens[used], starts - starts[0])
+    PLAIN_ATTENTION(q[tokens], k, v, *rows, out=out, **options)
 
 
 def test_paged_splits_a_mixed_batch_on_a_gpu() -> None:
@@ -243,7 +201,7 @@ def test_paged_splits_a_mixed_batch_on_a_gpu() -> None:
         q = torch.randn(batch.num_tokens, 4, 32)
         out = torch.full_like(q, float("nan"))
         with mock.patch.object(
-            ops, "flash_attn_with_kvcache", wraps=ops.flash_attn_with_kvcache
+            ops, "flash_attn_with_kvcache", side_effect=attend_nonempty
         ) as attention:
             backend.forward(spec, q, batch, out)
         assert [c.kwargs["max_seqlen_q"] for c in attention.mock_calls] == calls
@@ -257,8 +215,9 @@ def check_triton(step: str, window: int | None, kind: str) -> None:
     spec = make_spec(4, 2, **({"window": window} | SPECS[kind]))
     q = torch.randn(batch.num_tokens, 4, 32)
     expected = oracle(q, batch, spec)
-    batch.kv_pool.k = [k.to(device.torch_device) for k in batch.kv_pool.k]
-    batch.kv_pool.v = [v.to(device.torch_device) for v in batch.kv_pool.v]
+    for caches in (batch.kv_pool.k, batch.kv_pool.v):
+        for layer, cache in caches.items():
+            caches[layer] = cache.to(device.torch_device)
     for name in ("page_table", "kv_lens", "cu_seqlens_q"):
         setattr(batch, name, getattr(batch, name).to(device.torch_device))
     backend = TritonAttention(CONFIG, device)

@@ -96,7 +96,7 @@ def test_lenient_mode_warns() -> None:
         many = {f"x{i}": i for i in range(50)}
         assert len(client.post(CHAT, json={**body, **many}).json()["warnings"]) == 10
         # What is known but not built is refused in this mode too.
-        refused = client.post(CHAT, json={**body, "tools": [{"type": "function"}]})
+        refused = client.post(CHAT, json={**body, "prediction": {"type": "content"}})
         assert refused.json()["error"]["code"] == "unsupported_parameter"
         stack.check_idle()
 

@@ -13,8 +13,9 @@ from radix_runtime import batch as batch_module
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
-from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.step_plan import StepPlan, decode_plan, prefill_plan
+from radix_runtime.step_shape import StepShape
+from tests.runtime.pools import gqa_pool
 
 CPU = Device.resolve("cpu")
 MAX_ROWS = 6
@@ -25,14 +26,14 @@ PAGES = 200
 
 
 def make(page_size: int, *, max_samples: int = 3, expands_decode: bool = True) -> ForwardBatch:
-    pool = KVPool(
+    pool = gqa_pool(
+        CPU,
         num_layers=1,
         num_pages=PAGES,
         page_size=page_size,
         num_kv_heads=1,
         head_dim=16,
         dtype=torch.float32,
-        device=CPU,
     )
     batch = ForwardBatch(
         CPU,
@@ -57,17 +58,19 @@ class Rows:
         self.rng = rng
         self.page_size = page_size
         self.table = np.full((MAX_ROWS + 1, -(-MAX_CONTEXT // page_size)), PAGES)
-        self.committed_len = np.zeros(MAX_ROWS + 1, np.int32)
+        self.committed_len = np.zeros(MAX_ROWS + 2, np.int32)
         ids = [[rng.randrange(-1, 1000) for _ in range(max_samples)] for _ in range(MAX_ROWS)]
-        self.next_token = np.array([*ids, [0] * max_samples], np.int32)
+        none = [0] * max_samples
+        self.next_token = np.array([*ids, none, none], np.int32)
 
     def load(self, batch: ForwardBatch, plan: StepPlan, **options: Any) -> None:
         """Loads `plan`; the chunks' lengths must have become the committed ones."""
         committed = torch.from_numpy(self.committed_len.copy())
-        batch.load(plan, torch.from_numpy(self.next_token), committed, **options)
+        batch.upload(plan, **options)
+        batch.fill(torch.from_numpy(self.next_token), committed)
         expected = self.committed_len.copy()
         expected[plan.rows[plan.num_decode :]] = plan.kv_len[plan.num_decode :]
-        assert committed.tolist() == expected.tolist()
+        assert committed.tolist()[:-1] == expected.tolist()[:-1]  # but for the scratch row
 
     def plan(self, step: int, like: StepPlan | None = None) -> StepPlan:
         """A step of random entries, or of those of `like` with other lengths and pages. The lengths
@@ -111,7 +114,8 @@ class Rows:
     def expected(
         self, plan: StepPlan, expands: bool, padding: int
     ) -> list[tuple[int, list[int], int, bool]]:
-        """(row, ids, position of the first, whether it is stored) of the batch's entries."""
+        """(row, ids, position of the first, whether it is stored) of the batch's entries, of which
+        `padding` are padding."""
         prompt = plan.input_ids.tolist()
         decode, chunks = [], []
         for entry, row in enumerate(plan.rows.tolist()):
@@ -125,12 +129,13 @@ class Rows:
                 decode += [(row, [ids[j]], start + j, True) for j in range(n)]
             else:
                 decode.append((row, np.maximum(self.next_token[row, :n], 0).tolist(), start, True))
-        return decode + [(MAX_ROWS, [0], 0, False)] * padding + chunks
+        return decode + chunks + [(MAX_ROWS, [] if chunks else [0], 0, False)] * padding
 
 
-def check(batch: ForwardBatch, plan: StepPlan, rows: Rows, padding: int = 0) -> None:
+def check(batch: ForwardBatch, plan: StepPlan, rows: Rows, shape: StepShape | None = None) -> None:
     page_size = batch.kv_pool.page_size
-    entries = rows.expected(plan, batch.expands_decode, padding)
+    padding = 0 if shape is None else shape.entries - len(plan.rows)
+    entries = rows.expected(plan, batch.limits.expands_decode, padding)
     token = 0
     for entry, (row, ids, start, stored) in enumerate(entries):
         kv = start + len(ids)
@@ -145,34 +150,62 @@ def check(batch: ForwardBatch, plan: StepPlan, rows: Rows, padding: int = 0) -> 
             slot = page * page_size + position % page_size
             assert batch.slot_mapping[token] == (slot if stored else -1)
             token += 1
-    assert batch.cu_seqlens_q.tolist()[-1] == batch.num_tokens == token
+    assert batch.cu_seqlens_q.tolist()[-1] == token
+    border = int(batch.cu_seqlens_q[len(entries) if not batch.has_chunks else batch.num_decode])
+    assert batch.decode_cu_seqlens.tolist() == batch.cu_seqlens_q.clamp(max=border).tolist()
+    assert batch.chunk_cu_seqlens.tolist() == batch.cu_seqlens_q.clamp(min=border).tolist()
     assert batch.batch_size == len(entries)
-    assert batch.num_decode == len(entries) - (len(plan.rows) - plan.num_decode)
-    assert batch.query_lens_host.tolist() == [len(ids) for _, ids, _, _ in entries]
-    assert batch.max_query_len == max(len(ids) for _, ids, _, _ in entries)
+    assert batch.cu_seqlens_q.diff().tolist() == [len(ids) for _, ids, _, _ in entries]
     assert batch.max_kv_len == plan.kv_len.max()
-    check_samples(batch, plan, padding)
+    if shape is None:
+        longest = max(len(ids) for _, ids, _, _ in entries)
+        assert (batch.num_tokens, batch.max_query_len) == (token, longest)
+    check_padding(batch, plan, token, shape)
+    check_samples(batch, plan, shape)
 
 
-def check_samples(batch: ForwardBatch, plan: StepPlan, padding: int) -> None:
+def check_padding(batch: ForwardBatch, plan: StepPlan, used: int, shape: StepShape | None) -> None:
+    """What a shape decides is the same for all its steps; padding tokens are not stored."""
+    chunks = len(plan.rows) - plan.num_decode
+    assert batch.num_padding == batch.num_tokens - plan.num_tokens
+    assert batch.slot_mapping[plan.num_tokens :].tolist() == [-1] * batch.num_padding
+    assert batch.input_ids[used:].tolist() == [0] * (batch.num_tokens - used)
+    assert batch.positions[used:].tolist() == [0] * (batch.num_tokens - used)
+    if shape is None:
+        assert batch.num_decode == batch.batch_size - chunks
+        return
+    assert (batch.num_tokens, batch.batch_size) == (shape.tokens, shape.entries)
+    assert batch.num_decode == (plan.num_decode if chunks else shape.entries)
+    assert batch.max_query_len == (shape.tokens if chunks else 1)
+
+
+def check_samples(batch: ForwardBatch, plan: StepPlan, shape: StepShape | None) -> None:
     """The last `num_samples` tokens of each entry give its samples."""
     logit_rows: list[int] = []
     cu_samples = [0]
     sample_rows = []
+    grow_rows = []
     end = 0
     for entry, n in enumerate(plan.num_samples.tolist()):
-        if entry == plan.num_decode:
-            end += padding
         end += int(plan.query_len[entry])
         if n:
             logit_rows += range(end - n, end)
             cu_samples.append(len(logit_rows))
             sample_rows.append(int(plan.rows[entry]))
+            grow_rows.append(sample_rows[-1] if entry < plan.num_decode else MAX_ROWS + 1)
         if entry >= plan.num_decode:
             assert batch.first_token(plan, entry) == end - plan.query_len[entry]
-    assert batch.logit_rows.tolist() == logit_rows
+    positions = [int(batch.positions[token]) + 1 for token in logit_rows]
+    assert batch.sample_positions[: len(logit_rows)].tolist() == positions
     assert batch.cu_samples.tolist() == cu_samples
+    if shape is not None:
+        logit_rows += [0] * (shape.sample_capacity - len(logit_rows))
+        scratch = [MAX_ROWS + 1] * (shape.samples - len(sample_rows))
+        sample_rows += scratch
+        grow_rows += scratch
+    assert batch.logit_rows.tolist() == logit_rows
     assert batch.sample_rows.tolist() == sample_rows
+    assert batch.grow_rows.tolist() == grow_rows
     assert batch.num_decode_rows == plan.num_decode
 
 
@@ -190,19 +223,37 @@ def test_random_plans(
     for step in range(60):
         again = plan if rng.random() < 0.4 else None  # as decode steps mostly do
         plan = rows.plan(step, like=again)
-        padded_size = rng.choice([None, 7, 12 - (len(plan.rows) - plan.num_decode)])
-        rows.load(batch, plan, padded_size=padded_size)
-        size = len(rows.expected(plan, expands, 0)) - (len(plan.rows) - plan.num_decode)
-        padding = 0 if padded_size is None else max(0, padded_size - size)
-        assert batch.num_padding == padding
-        check(batch, plan, rows, padding)
+        rows.load(batch, plan)
+        check(batch, plan, rows)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_padded_plans(page_size: int) -> None:
+    rng = random.Random(page_size)
+    batch = make(page_size, max_samples=1)
+    rows = Rows(rng, page_size, max_samples=1)
+    plan = None
+    for step in range(80):
+        again = plan if rng.random() < 0.4 else None
+        plan = rows.plan(step, like=again)
+        sizes = [len(plan.rows), MAX_BATCH]
+        size = rng.choice(sizes)
+        shape = StepShape(tokens=size, entries=size, samples=size, has_chunks=False)
+        if plan.num_decode < len(plan.rows):
+            tokens = rng.choice([plan.num_tokens, plan.num_tokens + 1, MAX_TOKENS])
+            samples = rng.randint(int(plan.num_samples.sum()), MAX_BATCH)
+            shape = StepShape(tokens=tokens, entries=MAX_BATCH, samples=samples, has_chunks=True)
+        shape = rng.choice([None, shape, shape])
+        rows.load(batch, plan, shape=shape)
+        check(batch, plan, rows, shape)
 
 
 def test_addresses_never_change() -> None:
     rng = random.Random(0)
     batch, rows = make(16), Rows(rng, 16)
     names = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "kv_lens", "page_table")
-    names += ("logit_rows", "sample_rows", "cu_samples", "rows")
+    names += ("logit_rows", "sample_rows", "grow_rows", "cu_samples", "rows")
+    names += ("decode_cu_seqlens", "chunk_cu_seqlens", "sample_positions")
     seen = set()
     for step in range(10):
         rows.load(batch, rows.plan(step))
@@ -224,13 +275,13 @@ def test_the_plan_may_be_reused_at_once() -> None:
 def test_a_step_like_the_last_copies_only_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, rows = make(16), Rows(random.Random(3), 16)
     uploads: list[int] = []
-    upload = batch._upload
+    upload = batch._copy
 
     def counted(target: torch.Tensor, arrays: list[np.ndarray]) -> list[torch.Tensor]:
         uploads.append(sum(array.size for array in arrays))
         return upload(target, arrays)
 
-    monkeypatch.setattr(batch, "_upload", counted)
+    monkeypatch.setattr(batch, "_copy", counted)
     plan = decode_plan([3, 1], [9, 9])
     rows.load(batch, plan)
     rows.committed_len[[3, 1]] = 9, 12
@@ -283,8 +334,14 @@ def test_a_step_that_does_not_fit(rows: list[int], kv: list[int], message: str) 
 
 def test_padding_and_drafts_that_do_not_fit() -> None:
     rows = Rows(random.Random(0), 16)
+    plan = decode_plan([1, 2], [5, 5])
+    for size, has_chunks in ((1, False), (3, True)):
+        shape = StepShape(tokens=size, entries=size, samples=size, has_chunks=has_chunks)
+        with pytest.raises(ValueError, match="step -1 does not fit StepShape"):
+            rows.load(make(16), plan, shape=shape)
     with pytest.raises(ValueError, match="13 entries, the batch holds 12"):
-        rows.load(make(16), decode_plan([1, 2], [5, 5]), padded_size=13)
+        shape = StepShape(tokens=13, entries=13, samples=13, has_chunks=False)
+        rows.load(make(16), plan, shape=shape)
     with pytest.raises(ValueError, match="16 entries, the batch holds 12"):
         rows.load(make(16), decode_plan([0, 1, 2, 3], [5] * 4, query_len=4))
 
@@ -299,25 +356,16 @@ def test_a_decode_entry_samples_after_every_token() -> None:
 def test_more_entries_than_an_index_can_count() -> None:
     sizes = {"max_tokens": 8, "max_batch": 1, "max_rows": 1 << 16}
     meta = Device("cpu", torch.device("meta"))
-    pool = KVPool(
+    pool = gqa_pool(
+        meta,
         num_layers=1,
         num_pages=1,
         page_size=1,
         num_kv_heads=1,
         head_dim=16,
         dtype=torch.bfloat16,
-        device=meta,
     )
     with pytest.raises(
         ConfigError, match="see --max-total-tokens, --max-running-requests and --context-length"
     ):
         ForwardBatch(meta, pool, max_context=1 << 15, **sizes)
-
-
-def test_kv_pool() -> None:
-    shape = {"num_layers": 3, "page_size": 4, "num_kv_heads": 2, "head_dim": 16}
-    pool = KVPool(num_pages=5, dtype=torch.bfloat16, device=CPU, **shape)
-    assert len(pool.k) == len(pool.v) == 3 and pool.dummy_page == 5
-    assert all(t.shape == (6, 4, 2, 16) and not t.any() for t in (*pool.k, *pool.v))
-    held = sum(t.nbytes for t in (*pool.k, *pool.v))
-    assert held == 6 * KVPool.page_bytes(dtype=torch.bfloat16, **shape)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radix_runtime.cli import main
 from radix_runtime.cli.client import Client
@@ -38,14 +38,14 @@ def test_the_client_reads_answers_to_their_end_and_keeps_the_connection() -> Non
             return answers
 
     connections: list[object] = []
-    made = H11Protocol.connection_made
+    made = HttpToolsProtocol.connection_made
 
-    def noted(protocol: H11Protocol, transport: asyncio.Transport) -> None:
+    def noted(protocol: HttpToolsProtocol, transport: asyncio.Transport) -> None:
         connections.append(protocol)
         made(protocol, transport)
 
     with pytest.MonkeyPatch.context() as patch, Stack() as stack:
-        patch.setattr(H11Protocol, "connection_made", noted)
+        patch.setattr(HttpToolsProtocol, "connection_made", noted)
         assert all(answer.startswith(text) for answer in asyncio.run(ask(stack.url)))
     assert len(connections) == 1
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from radix_kernels import _loader
 from radix_runtime import ops
 from radix_runtime.cli import doctor, main
+from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
 from tests.runtime.command import Run
 
@@ -82,3 +84,42 @@ def test_doctor_tells_the_portable_level(here: Run, monkeypatch: pytest.MonkeyPa
         result = here("doctor")
         assert (f"problem: {ops.PORTABLE}" in result.stdout.splitlines()) == told
     assert result.returncode == 78
+
+
+@pytest.mark.parametrize(
+    ("backend", "isa", "problem", "remedy"),
+    [
+        ("cuda", "no device", "need a GPU", "install radix-kernels-cpu in its place"),
+        ("rocm", "no HIP runtime", "need a GPU", "install radix-kernels-cpu in its place"),
+    ],
+)
+def test_doctor_tells_kernels_that_cannot_run_here(
+    backend: str,
+    isa: str,
+    problem: str,
+    remedy: str,
+    here: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {**ops.capabilities(), "backend": backend, "isa": isa, "devices": []}
+    monkeypatch.setattr(ops, "capabilities", lambda: facts)
+    monkeypatch.setattr(ops.radix_kernels, "capabilities", lambda: facts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = here("doctor")
+    assert result.returncode == 78
+    assert re.search(r"^kernel devices +none$", result.stdout, re.M)
+    assert "no problems found" not in result.stdout
+    assert problem in result.stdout and remedy in result.stdout
+
+
+def test_doctor_tells_a_gpu_beside_kernels_of_the_cpu(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ops.capabilities()["backend"] != "cpu":
+        pytest.skip("no native CPU library")
+    monkeypatch.setattr(Device, "resolve", lambda: Device("cuda", torch.device("cuda", 0)))
+    result = here("doctor")
+    assert (
+        "problem: the installed kernels (radix-kernels-cpu) are not for this GPU" in result.stdout
+    )
+    assert "    remedy: install radix-kernels-cuda in its place" in result.stdout

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from radix_runtime.messages import (
     FinishReason,
     Logprobs,
     RequestFailed,
+    StreamTokens,
     TextBatch,
     TextDelta,
     TextStop,
@@ -68,6 +70,17 @@ def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in itertools.pairwise(borders)]
 
 
+STREAM = 1 << 40  # the number of the stream
+
+
+def among_others(ids: list[int]) -> StreamTokens:
+    """Tokens of the stream between those of streams that have ended, as they travel."""
+    columns = StreamTokens.pack(
+        np.array([3, STREAM, 4]), np.array([1, len(ids), 2]), np.array([9, *ids, 8, 7])
+    )
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(columns), type=StreamTokens)
+
+
 def run(
     tokenizer: Tokenizer,
     prompt: list[int],
@@ -75,7 +88,8 @@ def run(
     sampling: SamplingParams,
     finish: FinishReason,
 ) -> tuple[str, list[int], FinishReason, int, list[TextStop]]:
-    """Streams `parts`; returns text, ids, finish, completion_tokens, stops."""
+    """Streams `parts`, those in the middle as deltas or among the tokens of other streams; returns
+    text, ids, finish, completion_tokens, stops."""
     h = Harness(tokenizer)
     text = ""
     ids: list[int] = []
@@ -91,8 +105,10 @@ def run(
             sampling=sampling if i == 0 else None,
             input_ids=pack_ids(prompt) if i == 0 else None,
             completion_tokens=sum(map(len, parts[: i + 1])),
+            stream=STREAM if i == 0 else None,
         )
-        h.feed(TokenBatch([delta]))
+        in_columns = 0 < i and not final and random.random() < 0.7
+        h.feed(TokenBatch([], tokens=among_others(part)) if in_columns else TokenBatch([delta]))
         stops += [m for m in h.sent if isinstance(m, TextStop)]
         for d in h.text_deltas():
             assert last is None, "something followed the finish"
@@ -101,7 +117,7 @@ def run(
             if d.finish is not None:
                 last = d
     assert last is not None and last.finish is not None
-    assert h.detokenizer.streams == {}
+    assert h.detokenizer.num_open == 0
     return text, ids, last.finish, last.completion_tokens, stops
 
 
@@ -238,7 +254,7 @@ def test_stop_cuts_ids_and_logprobs_and_drops_what_follows() -> None:
     assert unpack_ids(delta.ids).tolist() == ids[:used]
     assert delta.logprobs is not None
     assert len(delta.logprobs.logprobs) == 4 * used and len(delta.logprobs.top_ids) == 8 * used
-    assert h.detokenizer.streams == {}
+    assert h.detokenizer.num_open == 0
     late = token_delta(5, choice=3, finish=FinishReason("length"))
     assert h.feed(TokenBatch([late])) == []
 
@@ -289,7 +305,7 @@ def test_held_text_is_flushed_on_abort_and_nothing_stays() -> None:
     h.feed(TokenBatch([token_delta(*ids, sampling=sampling)]))
     assert h.text_deltas()[0].text == "foo"
     h.feed(TokenBatch([token_delta(finish=FinishReason("abort", message="gone"))]))
-    assert h.text_deltas()[0].text == "ST" and h.detokenizer.streams == {}
+    assert h.text_deltas()[0].text == "ST" and h.detokenizer.num_open == 0
 
 
 def test_failure_follows_the_text_and_forgets_all_choices() -> None:
@@ -299,7 +315,7 @@ def test_failure_follows_the_text_and_forgets_all_choices() -> None:
     failed = RequestFailed(rid="r", status=500, code="internal_error", message="not finite")
     sent = h.feed(TokenBatch(deltas), failed, TokenBatch([token_delta(71)]))
     assert [type(m) for m in sent] == [TextBatch, RequestFailed]
-    assert h.detokenizer.streams == {}
+    assert h.detokenizer.num_open == 0
 
 
 def test_linear_time_on_endless_invalid_bytes() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from radix_runtime import device
 from radix_runtime.device import Device, Memory, OutOfMemory, cpu_memory
 from radix_runtime.errors import ConfigError
 
@@ -49,6 +50,21 @@ def test_shutdown_waits() -> None:
         stream.submit(lambda i=i: seen.append(i))
     stream.shutdown()
     assert seen == list(range(20))
+
+
+def test_a_wait_for_a_gpu_sleeps_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Event:
+        def query(self) -> bool:
+            calls.append("query")
+            return calls.count("query") == 4
+
+    monkeypatch.setattr(device.time, "sleep", lambda seconds: calls.append("sleep"))
+    future = device._GpuFuture(7, event=Event(), check=lambda: calls.append("check"))
+    assert not future.done()
+    assert future.result() == 7
+    assert calls == ["query", "query", "sleep", "query", "sleep", "query", "check"]
 
 
 def test_resolve() -> None:

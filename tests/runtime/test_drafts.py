@@ -11,7 +11,7 @@ from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.scheduler.decision import Decision
 from radix_runtime.scheduler.lifecycle import Lifecycle
 from radix_runtime.scheduler.policy import plan_step
-from radix_runtime.scheduler.request import Request, State
+from radix_runtime.scheduler.request import Request
 from radix_runtime.step_plan import StepPlan, StepResult
 from tests.runtime.fake_model import fake_logprob, fold, kv_of
 from tests.runtime.scheduler_rig import BOTH, Rig, prompt
@@ -149,8 +149,8 @@ def test_pages_that_rejected_drafts_left_serve_the_next_tokens() -> None:
 # Pages ----------------------------------------------------------------------------------------
 
 
-def stream(life: Lifecycle, tokens: int, new: int, seq: int) -> Request:
-    """A request that decodes, with just the pages of its tokens."""
+def running(life: Lifecycle, tokens: int, new: int, seq: int) -> Request:
+    """A request whose `tokens` are computed, with just the pages of them."""
     message = Generate(
         rid=str(seq), input_ids=pack_ids(range(tokens)), sampling=SamplingParams(max_new_tokens=new)
     )
@@ -165,11 +165,24 @@ def stream(life: Lifecycle, tokens: int, new: int, seq: int) -> Request:
     )
     life.enqueue(request)
     life.admit(request, life.cache.match(request.ids[:0]))
-    life.extend([request], [life.allocator.pages_for(tokens)])
-    request.move(State.DECODE)
+    life.extend(np.array([request.row]), np.array([life.allocator.pages_for(tokens)]))
     request.computed_len = tokens
     request.reserved_len = tokens
+    return request
+
+
+def stream(life: Lifecycle, tokens: int, new: int, seq: int) -> Request:
+    """A request that decodes."""
+    request = running(life, tokens, new, seq)
+    life.start_decoding(request)
     request.total_len = tokens + 1
+    return request
+
+
+def prefilling(life: Lifecycle, tokens: int, total: int, seq: int) -> Request:
+    """A request with `total` tokens, of which `tokens` are computed."""
+    request = running(life, tokens, 50, seq)
+    request.total_len = total
     return request
 
 
@@ -198,7 +211,7 @@ def test_drafts_give_way_before_anybody_is_retracted(
         stream(life, tokens=8, new=50, seq=seq)
     decision = plan(life)
     assert decision.shortage == (first is None)
-    assert [entry.num_samples for entry in decision.decode] == [n for n in (first, second) if n]
+    assert decision.decode.num_samples.tolist() == [n for n in (first, second) if n]
 
 
 def test_drafts_use_the_rest_of_a_page_and_stop_at_the_end() -> None:
@@ -206,29 +219,25 @@ def test_drafts_use_the_rest_of_a_page_and_stop_at_the_end() -> None:
     for seq, (tokens, new) in enumerate([(6, 50), (7, 50), (5, 3)]):
         stream(life, tokens=tokens, new=new, seq=seq)
     assert life.allocator.num_free == 0
-    assert [entry.num_samples for entry in plan(life).decode] == [2, 1, 2]
+    assert plan(life).decode.num_samples.tolist() == [2, 1, 2]
 
 
 def test_prompts_take_pages_before_drafts_do() -> None:
     life = life_of(8)
     stream(life, tokens=7, new=50, seq=0)
-    other = stream(life, tokens=8, new=50, seq=1)
-    other.state = State.PREFILL
-    other.total_len = 30
+    prefilling(life, tokens=8, total=30, seq=1)
     decision = plan(life)
     (entry,) = decision.chunks
     assert entry.end - entry.start == 16  # all four pages
-    assert [entry.num_samples for entry in decision.decode] == [1]
+    assert decision.decode.num_samples.tolist() == [1]
 
 
 def test_drafts_do_not_count_in_the_token_budget() -> None:
     life = life_of(40)
     stream(life, tokens=8, new=50, seq=0)
-    other = stream(life, tokens=8, new=50, seq=1)
-    other.state = State.PREFILL
-    other.total_len = 30
+    prefilling(life, tokens=8, total=30, seq=1)
     decision = plan(life, budget=6)
-    assert [entry.num_samples for entry in decision.decode] == [8]
+    assert decision.decode.num_samples.tolist() == [8]
     assert [entry.end - entry.start for entry in decision.chunks] == [5]
 
 

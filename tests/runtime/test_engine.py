@@ -299,3 +299,11 @@ def test_a_large_batch_waits_in_its_own_queue(plain):
         sampling_params=SamplingParams(max_new_tokens=1, ignore_eos=True),
     )
     assert len(outputs) == 400 and all(len(o["output_ids"]) == 1 for o in outputs)
+
+
+def test_mistakes_in_prompts_are_value_errors(demo):
+    with pytest.raises(ValueError, match="no valid text"):
+        demo.generate("a\ud800b")
+    for ids in (["a"], [[5], "a"], "57"):
+        with pytest.raises(ValueError, match="token ids"):
+            demo.generate(input_ids=ids)

@@ -6,13 +6,21 @@ import asyncio
 import io
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from radix_runtime import Engine, SamplingParams
+from radix_runtime.config import ServerArgs
 from radix_runtime.errors import EngineDeadError
+from radix_runtime.hub import DEMO_MODEL_DIR
+from radix_runtime.messages import Generate, pack_ids
+from radix_runtime.offline_chat import ChatBuilder
+from radix_runtime.text.answer_format import find_format
+from radix_runtime.text.tokenizer import load_tokenizer
 from tests.runtime.parity import engine
+from tests.runtime.tool_templates import HERMES
 
 GREEDY = {"temperature": 0}
 SHORT = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
@@ -70,6 +78,70 @@ def test_a_conversation_that_cannot_be_asked(
     with pytest.raises(ValueError, match=error):
         demo.chat(messages, chat_template_kwargs=options)
     assert flushed(demo)
+
+
+# Tools and reasoning --------------------------------------------------------------------------
+
+TOOL = {"type": "function", "function": {"name": "get_weather"}}
+ANSWER = (
+    '<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{"name": "get_weather", "arguments": '
+    '{"city": "Paris"}}\n</tool_call>'
+)
+
+
+def test_an_answer_is_also_a_message(demo: Engine) -> None:
+    whole = demo.chat(SUM, GREEDY)
+    assert whole["message"] == {"role": "assistant", "content": whole["text"]}
+    pair = demo.chat([SUM, OTHER], {**GREEDY, "n": 2})
+    assert [o["message"]["content"] for o in pair] == [o["text"] for o in pair]
+    *_, last = demo.chat(SUM, GREEDY, stream=True)
+    assert last["message"] == whole["message"]
+    with pytest.raises(ValueError, match="chat template of this model takes no tools"):
+        demo.chat(SUM, tools=[TOOL])
+    assert flushed(demo)
+
+
+def test_tools_and_reasoning_of_an_engine(tmp_path: Path) -> None:
+    """The prompt has the tools; an answer that grows is parsed as it grows."""
+    file = tmp_path / "hermes.jinja"
+    file.write_text(HERMES)
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR, str(file))
+    chats = ChatBuilder(tokenizer, find_format(ServerArgs(), tokenizer))
+    told: dict[str, Any] = {"tool_choice": None, "parallel_tool_calls": None}
+    chat = chats.chat([SUM, OTHER], {}, tools=[TOOL], **told)
+    assert all("get_weather" in tokenizer.decode(ids, False) for ids in chat.input_ids)
+    params = chats.sampling(None, chat)
+    requests = [_generate(str(i), ids, params) for i, ids in enumerate(chat.input_ids)]
+    answers = chats.answers(chat, requests, "reasoning_content")
+    grown = (
+        {
+            "index": choice,
+            "text": ANSWER[:end],
+            "meta_info": {"finish_reason": {"type": "stop"} if end == len(ANSWER) else None},
+        }
+        for end in range(1, len(ANSWER) + 1)
+        for choice in (0, 1)
+    )
+    for output in answers.stream(grown):
+        message = output["message"]
+    (call,) = message["tool_calls"]
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "Hm.")
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    again = [*SUM, message, {"role": "tool", "content": "sunny", "tool_call_id": call["id"]}]
+    (ids,) = chats.chat([again], {}, tools=[TOOL], **told).input_ids
+    assert ANSWER in tokenizer.decode(ids, False)
+    for bad, error in (
+        ({"tools": [TOOL, TOOL]}, "another tool"),
+        ({"tools": [{"type": "function"}]}, "tools: "),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice must be"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            chats.chat([SUM], {}, **{**told, **bad})
+
+
+def _generate(rid: str, ids: list[int], params: dict[str, Any]) -> Generate:
+    sampling = SamplingParams(keep_special=params["keep_special"])
+    return Generate(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
 
 
 # Coroutines -----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_a_failing_step_kills_the_engine_with_its_reason(monkeypatch):
         def broken(batch):
             raise RuntimeError("the machine is on fire")
 
-        monkeypatch.setattr(e.executor.runner, "model", broken)
+        monkeypatch.setattr(e.executor.runner.model, "forward", broken)
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="on fire"):
                 e.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 4})

@@ -14,42 +14,25 @@ from safetensors.torch import load_file, save_file
 from radix_runtime import Engine, ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
-from radix_runtime.layers.linear import WeightStack
-from radix_runtime.layers.moe import Expert
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.models import loader
-from radix_runtime.quantization.dense import DenseMethod
-from radix_runtime.quantization.registry import linear_methods
+from radix_runtime.quantization.at_load import AtLoad
+from radix_runtime.quantization.base import LinearMethod
+from radix_runtime.quantization.dense import DenseMethod, PlainMethod
+from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Layer, Moe, RmsNorm, Rope, SoftmaxRouter
-from tests.runtime.family_models import FAMILY_MODELS, random_model
+from tests.runtime.family_models import FAMILY_MODELS, Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
-from tests.runtime.test_layers import context as cpu_context
 from tests.runtime.tiny_models import (
     Driver,
     Sequence,
     random_ids,
     reference_logits,
     relative_error,
-    save,
 )
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
-Checkpoints = Callable[[str], tuple[Path, Any]]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """name -> (directory, transformers model), made once."""
-    made: dict[str, tuple[Path, Any]] = {}
-
-    def make(name: str) -> tuple[Path, Any]:
-        if name not in made:
-            model = random_model(name)
-            made[name] = save(model, tmp_path_factory.mktemp(name)), model
-        return made[name]
-
-    return make
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -87,7 +70,7 @@ def test_experts_as_on_the_hub(checkpoint: Checkpoints, tmp_path: Path) -> None:
     assert worst_error(Driver(tmp_path), reference, seed=1) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize(
     ("dtype", "quantization", "tolerance"),
     [(torch.bfloat16, None, 0.06), (torch.float32, "int8", 0.08)],
@@ -110,7 +93,7 @@ def test_experts_in_other_formats(
     assert 1e-5 < float(relative.median()) < tolerance
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v2"])
 def test_a_row_of_a_batch_has_the_bits_of_a_row_alone(checkpoint: Checkpoints, name: str) -> None:
     folder, _ = checkpoint(name)
     driver = Driver(folder)
@@ -132,32 +115,50 @@ class Unpacked(DenseMethod):
         return None
 
 
+class UnpackedAtLoad(AtLoad):
+    def linear(self) -> LinearMethod:
+        return Unpacked()
+
+
 def test_experts_of_a_format_that_is_not_packed(
     checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, reference = checkpoint("qwen3_moe")
-    monkeypatch.setitem(linear_methods._items, "dense", Unpacked)
+    monkeypatch.setitem(quantizations._items, "dense", UnpackedAtLoad)
     driver = Driver(folder)
     assert worst_error(driver, reference, seed=1) < TOLERANCE
     assert driver.model.model.layers[0].mlp.experts.needs_loop
 
 
-def test_experts_in_one_tensor(checkpoint: Checkpoints) -> None:
-    """As on a GPU: each expert is loaded into its place in [E, out, in]."""
-    folder, reference = checkpoint("qwen3_moe")
-    tensors = load_file(folder / "model.safetensors")
-    stack = WeightStack(6)
-    spec = Driver(folder).config.spec
-    moe = spec.layers[0].feed_forward
-    assert isinstance(moe, Moe)
-    for index in reversed(range(6)):
-        expert = Expert(cpu_context(), hidden_size=spec.hidden_size, spec=moe)
-        expert.down_proj.put_in(stack, index)
-        memory = expert.down_proj.allocate("weight", torch.device("cpu"))
-        memory.copy_(tensors[f"model.layers.0.mlp.experts.{index}.down_proj.weight"])
-    assert stack.data is not None and stack.data.shape == (6, 64, 32)
-    experts = reference.model.layers[0].mlp.experts
-    assert torch.equal(stack.data, experts.down_proj.data)
+class StackedMethod(PlainMethod):
+    """As on a GPU."""
+
+    stacks_experts = True
+
+
+class StackedAtLoad(AtLoad):
+    def linear(self) -> LinearMethod:
+        return StackedMethod()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_odd_width"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_in_one_tensor(
+    name: str, ranks: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = checkpoint(name)
+    monkeypatch.setitem(quantizations._items, "dense", StackedAtLoad)
+
+    def work(comm: ThreadCommunicator) -> float:
+        driver = Driver(folder, communicator=comm)  # type: ignore[arg-type]
+        experts = driver.model.model.layers[0].mlp.experts
+        stack = experts._stacks[1].tensors["weight"]
+        assert stack.shape[0] == len(experts.local)
+        for index, expert in enumerate(experts.values()):
+            assert expert.down_proj.weight.data_ptr() == stack[index].data_ptr()
+        return worst_error(driver, reference, seed=1)
+
+    assert 0 < run_ranks(ranks, work)[0] < TOLERANCE
 
 
 @pytest.mark.parametrize(("name", "count"), [("gpt_oss", 1), ("qwen3_moe", 0), ("llama", 0)])
@@ -197,6 +198,18 @@ _WRONG: dict[str, tuple[str, Callable[[Layer], Layer]]] = {
         lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, router=replace(
             layer.feed_forward.router, scaling=1.0))) if isinstance(layer.feed_forward, Moe)
         else layer,
+    ),
+    "no scale of a stretched context": (
+        "deepseek_v3", lambda layer: with_mixer(layer, scale=48**-0.5),
+    ),
+    "pairs of halves in latent attention": (
+        "deepseek_v2_lite",
+        lambda layer: with_mixer(layer, rope=replace(layer.mixer.rope, interleaved=False)),
+    ),
+    "no groups": (
+        "deepseek_v2",
+        lambda layer: replace(layer, feed_forward=replace(
+            layer.feed_forward, router=replace(layer.feed_forward.router, num_groups=1))),
     ),
     "another activation": (
         "gpt_oss",
@@ -274,14 +287,17 @@ def check_engine(folder: Path, reference: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "olmo3", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "gemma3", "olmo3", "gpt_oss", "glm4_moe", "deepseek_v3"]
+)
 def test_the_engine(checkpoint: Checkpoints, name: str, page_size: int) -> None:
     check_engine(*checkpoint(name), page_size=page_size, num_threads=1)
 
 
-@pytest.mark.parametrize("name", ["olmo2_repeated_kv", "qwen3_moe_odd_width"])
+@pytest.mark.parametrize("name", ["olmo2_repeated_kv", "qwen3_moe_odd_width", "glm4_moe_lite"])
 def test_ranks_in_processes(checkpoint: Checkpoints, name: str) -> None:
-    """Norms over all heads sum over the ranks; experts are whole on one of them."""
+    """Norms over all heads sum over the ranks; experts are whole on one of them; latent values are
+    on both."""
     check_engine(*checkpoint(name), tp_size=2, num_threads=2)
 
 
@@ -350,10 +366,11 @@ def test_16_bits(checkpoint: Checkpoints, name: str, dtype: torch.dtype, toleran
     assert 1e-5 < float(error.median()) < tolerance
 
 
-# Layers of one shape with norms before their blocks, one RoPE and a dense MLP.
+# Dense, with norms of heads alone, residuals as they are, and scores that no position scales.
 _ONE_CALL = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
-    "qwen2_5_vl", "qwen3_vl",
+    "qwen2_5_vl", "qwen3_vl", "gemma2", "gemma3", "gemma3_vl", "smollm3", "smollm3_window",
+    "exaone4", "exaone4_full", "glm", "glm4",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.memory.radix_node import Node
 from radix_runtime.memory.row_snapshots import RowSnapshots
 from radix_runtime.memory.window_pages import WindowPages
-from radix_runtime.scheduler import results
+from radix_runtime.scheduler.lifecycle import Lifecycle
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.random_traffic import drive, traffic_of
 from tests.runtime.scheduler_rig import Rig, prompt
@@ -242,7 +242,8 @@ def bug_the_window_of_a_match_is_a_page_short(patch: Patch) -> None:
 
 def bug_pages_go_by_the_upper_bound(patch: Patch) -> None:
     """Rejected drafts count as committed."""
-    patch.setattr(results, "_committed", lambda entry, count: entry.end)
+    trim = Lifecycle.trim
+    patch.setattr(Lifecycle, "trim", lambda self, r, committed: trim(self, r, r.reserved_len))
 
 
 def bug_users_are_not_counted(patch: Patch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from radix_runtime.errors import ConfigError
-from radix_runtime.hub import DEMO_MODEL_DIR, resolve_model_path
+from radix_runtime.hub import DEMO_MODEL_DIR, resolve_model_path, served_name
 from radix_runtime.text.generation_config import (
     GenerationConfig,
     eos_token_ids,
@@ -80,13 +80,17 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
     plain.write_text("root:x")
     with pytest.raises(ConfigError, match="passwd is a file; a model is a directory with"):
         resolve_model_path(str(plain))
+    with pytest.raises(ConfigError, match=r"there is no file .*absent\.gguf"):
+        resolve_model_path(str(tmp_path / "absent.gguf"))
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     for name in ("x.gguf", "weights"):
         gguf = tmp_path / name
         gguf.write_bytes(b"GGUF\x03\0\0\0")
-        with pytest.raises(ConfigError, match=f"{name} is a GGUF file, a format that is not"):
-            resolve_model_path(str(gguf))
-    with pytest.raises(ConfigError, match="GGUF file"):
-        resolve_model_path(str(tmp_path / "absent.gguf"))
+        assert resolve_model_path(str(gguf)) == gguf
+    with pytest.raises(ConfigError, match="--revision is for models of the hub"):
+        resolve_model_path(str(gguf), revision="main")
 
 
 # The hub, imitated ----------------------------------------------------------------------------
@@ -105,7 +109,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     }
     config = json.loads(demo["config.json"])
     bloom = {**demo, "config.json": _json({**config, "architectures": ["BloomForCausalLM"]})}
-    awq = {**demo, "config.json": _json({**config, "quantization_config": {"quant_method": "awq"}})}
+    awq = {**demo, "config.json": _json({**config, "quantization_config": {"quant_method": "hqq"}})}
     hub = FakeHub(
         {
             "org/demo": {**demo, **copies},
@@ -152,7 +156,7 @@ def test_a_hub_model_is_fetched_once_and_without_a_log_of_requests(
 def test_a_model_that_cannot_be_served_costs_no_download(hub: FakeHub) -> None:
     for name, reason in (
         ("org/bloom", "architecture ['BloomForCausalLM'] is not supported"),
-        ("org/awq", "quantized checkpoints (awq) are not supported"),
+        ("org/awq", "quant_method 'hqq' is unknown"),
     ):
         hub.gets.clear()
         result = radix("serve", name, "--port", "0")
@@ -203,3 +207,21 @@ def test_the_weights_of_an_index_are_fetched_alone(hub: FakeHub) -> None:
     result = radix("serve", "org/demo", *REFUSED_LATER)
     assert result.returncode == 78 and "attention backend triton" in result.stderr
     assert part in hub.gets and "model.safetensors" not in hub.gets
+
+
+def test_the_name_of_a_model_for_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the hub; a directory by its last part, from wherever it is named."""
+    commit = "models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12100db370d81485cdf75e47ca"
+    for folder in ("models/llama-8b", commit, f"{commit}/inner", "models--a--b/other/c"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path / "models/llama-8b")
+    assert served_name(None) == "radix-demo"
+    assert served_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert served_name(str(tmp_path / commit)) == "Qwen/Qwen3-0.6B"
+    assert served_name(f"{tmp_path / commit}/inner") == "inner"
+    assert served_name(str(tmp_path / "models--a--b/other/c")) == "c"
+    for name in (".", "../llama-8b/", str(tmp_path / "models/llama-8b")):
+        assert served_name(name) == "llama-8b"
+    assert served_name("/") == "/"

@@ -4,6 +4,7 @@ the code that keeps them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_node import Node
 from radix_runtime.scheduler.request import State
+from radix_runtime.scheduler.rows import Flag
 from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
 
@@ -136,7 +138,27 @@ def break_i5_state(rig: Rig) -> None:
 
 
 def break_i5_twice(rig: Rig) -> None:
-    rig.life.waiting.append(rig.request("waits"))
+    rig.life.hold(rig.request("waits"), Future())
+
+
+def break_i5_decoding(rig: Rig) -> None:
+    rig.life.rows.stop_decoding(rig.request("decodes").row)
+
+
+def break_i5_prompt(rig: Rig) -> None:
+    del rig.life.prompts[rig.request("prefills")]
+
+
+def break_i5_holder(rig: Rig) -> None:
+    rig.life.rows.requests[rig.request("decodes").row] = rig.request("prefills")
+
+
+def break_i5_mark(rig: Rig) -> None:
+    rig.life.rows.flags[rig.request("decodes").row] |= Flag.ENDED
+
+
+def break_i5_queue(rig: Rig) -> None:
+    rig.life.waiting.num_tokens += 1
 
 
 def break_i5_lost(rig: Rig) -> None:

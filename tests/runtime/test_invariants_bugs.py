@@ -12,11 +12,12 @@ from radix_runtime.memory.radix_cache import RadixCache
 from radix_runtime.messages import FinishReason, TokenDelta, pack_ids
 from radix_runtime.scheduler import batch_builder, lifecycle, policy, scheduler
 from radix_runtime.scheduler.batch_builder import Step
-from radix_runtime.scheduler.decision import Entry
+from radix_runtime.scheduler.decision import Decision, DecodeEntries
 from radix_runtime.scheduler.lifecycle import Lifecycle
-from radix_runtime.scheduler.live import LiveRequests
+from radix_runtime.scheduler.live import LiveRequests, StopIds
 from radix_runtime.scheduler.request import Request, State
 from radix_runtime.scheduler.results import Results
+from radix_runtime.scheduler.rows import Flag
 from radix_runtime.step_plan import StepResult
 from tests.runtime.check_content import check_content
 from tests.runtime.scheduler_rig import Rig
@@ -99,22 +100,26 @@ def bug_prefix_not_locked(patch: Patch) -> None:
 
 def bug_page_leaked(patch: Patch) -> None:
     patch.setattr(policy, "_pages_being_computed", lambda life: set())
-    patch.setattr(
-        Lifecycle, "reclaim", lambda self: self.deferred.clear() or self._finish_draining()
-    )
+    reclaim = Lifecycle.reclaim
+
+    def leaky(self: Lifecycle) -> None:
+        self.deferred.clear()
+        reclaim(self)
+
+    patch.setattr(Lifecycle, "reclaim", leaky)
 
 
 def bug_admission_ignores_pages(patch: Patch) -> None:
-    patch.setattr(policy, "expected_len", lambda request, ratio, size: 0)
+    patch.setattr(policy, "expected_len", lambda total, most, ratio, margin: 0 * total)
 
 
 def bug_token_sent_after_the_end(patch: Patch) -> None:
     complete = Results.complete
 
     def careless(self: Results, step: Step, result: StepResult) -> None:
-        for entry in step.entries:
-            request = entry.request
-            if request.ended and entry.num_samples:
+        counts = step.plan.num_samples.tolist()
+        for request, count in zip(step.requests(self._life.rows), counts, strict=True):
+            if request.ended and count:
                 delta = TokenDelta(rid=request.rid, choice=request.choice, ids=pack_ids([0]))
                 self._output._deltas.append(delta)
         complete(self, step, result)
@@ -153,12 +158,12 @@ def bug_uncommitted_pages_enter_the_tree(patch: Patch) -> None:
 def bug_position_off_by_one(patch: Patch) -> None:
     build_step = scheduler.build_step
 
-    def early(*args: object) -> object:
-        plan, entries = build_step(*args)
-        for entry in entries:
-            if entry.is_chunk and not entry.num_samples and entry.end % 4 == 0:
+    def early(decision: Decision, *args: object) -> object:
+        plan = build_step(decision, *args)
+        for entry in decision.chunks:
+            if not entry.num_samples and entry.end % 4 == 0:
                 entry.request.computed_len += 1
-        return plan, entries
+        return plan
 
     patch.setattr(scheduler, "build_step", early)
 
@@ -172,19 +177,36 @@ def bug_abort_counts_nothing(patch: Patch) -> None:
     patch.setattr(LiveRequests, "abort", silent)
 
 
+def bug_ids_that_end_a_request_are_not_seen(patch: Patch) -> None:
+    patch.setattr(StopIds, "among", lambda self, tokens: np.zeros_like(tokens))
+
+
+def bug_rows_that_have_ended_get_tokens(patch: Patch) -> None:
+    need = Results._need_attention
+
+    def blind(self: Results, rows: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        self._life.rows.flags[rows] &= ~np.uint8(Flag.ENDED)
+        return need(self, rows, *rest)
+
+    patch.setattr(Results, "_need_attention", blind)
+
+
+def bug_a_block_is_not_taken_over(patch: Patch) -> None:
+    patch.setattr(Request, "settle", lambda self: None)
+
+
 # With drafts ----------------------------------------------------------------------------------
 
 
 def draft_bug_rejected_tokens_stay_counted(patch: Patch) -> None:
-    accept = Results._accept
+    accept = Results._accept_all
 
-    def stuck(self: Results, entry: Entry, tokens: list[int], *rest: object) -> None:
-        rejected = entry.num_samples - len(tokens)
-        accept(self, entry, tokens, *rest)
-        entry.request.total_len += rejected
-        entry.request.computed_len += rejected
+    def stuck(self: Results, streams: DecodeEntries, counts: np.ndarray, *rest: object) -> None:
+        accept(self, streams, counts, *rest)
+        self._life.rows.total_len[streams.rows] += streams.num_samples - counts
+        self._life.rows.computed_len[streams.rows] += streams.num_samples - counts
 
-    patch.setattr(Results, "_accept", stuck)
+    patch.setattr(Results, "_accept_all", stuck)
 
 
 def draft_bug_rejected_tokens_are_sent(patch: Patch) -> None:
@@ -198,21 +220,21 @@ def draft_bug_rejected_tokens_are_sent(patch: Patch) -> None:
 
 
 def draft_bug_only_the_total_sinks(patch: Patch) -> None:
-    accept = Results._accept
+    accept = Results._accept_all
 
-    def half(self: Results, entry: Entry, tokens: list[int], *rest: object) -> None:
-        entry.request.computed_len += entry.num_samples - len(tokens)
-        accept(self, entry, tokens, *rest)
+    def half(self: Results, streams: DecodeEntries, counts: np.ndarray, *rest: object) -> None:
+        self._life.rows.computed_len[streams.rows] += streams.num_samples - counts
+        accept(self, streams, counts, *rest)
 
-    patch.setattr(Results, "_accept", half)
+    patch.setattr(Results, "_accept_all", half)
 
 
 def draft_bug_pages_for_one_token_only(patch: Patch) -> None:
-    def short(entries: list[Entry], life: Lifecycle) -> None:
-        for entry in entries:
-            end = entry.end if entry.is_chunk else entry.start + 1
-            need = life.allocator.pages_for(end) - entry.request.num_pages
-            life.extend([entry.request], [max(0, need)])
+    take_pages = batch_builder._take_pages
+
+    def short(rows: np.ndarray, ends: np.ndarray, life: Lifecycle) -> None:
+        decodes = np.isin(rows, life.rows.decoding)
+        take_pages(rows, np.where(decodes, life.rows.computed_len[rows] + 1, ends), life)
 
     patch.setattr(batch_builder, "_take_pages", short)
 
@@ -220,15 +242,22 @@ def draft_bug_pages_for_one_token_only(patch: Patch) -> None:
 def draft_bug_drafts_ignore_the_room(patch: Patch) -> None:
     entries = policy._decode_entries
 
-    def endless(streams: list[Request], room: int, max_samples: int, life: Lifecycle) -> object:
-        return entries(streams, 10**6, max_samples, life)
+    def endless(streams: object, start: object, room: int, *rest: object) -> object:
+        return entries(streams, start, 10**6, *rest)
 
     patch.setattr(policy, "_decode_entries", endless)
 
 
 def draft_bug_drafts_beyond_the_end(patch: Patch) -> None:
-    def entries(streams: list[Request], room: int, most: int, life: Lifecycle) -> list[Entry]:
-        return [policy.decode(request, most) for request in streams]
+    def entries(
+        streams: np.ndarray, start: np.ndarray, room: int, most: int, life: Lifecycle
+    ) -> DecodeEntries:
+        return DecodeEntries(
+            rows=streams,
+            start=start,
+            num_samples=np.full_like(start, most),
+            total_samples=most * len(start),
+        )
 
     patch.setattr(policy, "_decode_entries", entries)
 

@@ -132,12 +132,11 @@ def test_a_hang_shows_the_stacks_of_every_process_of_the_engine() -> None:
         server.assert_nothing_left()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_cleanly(signum: int) -> None:
+def test_sigint_ends_what_runs_cleanly() -> None:
     with Server() as server:
         calls = start_load(server)
         start = time.monotonic()
-        server.process.send_signal(signum)
+        server.process.send_signal(signal.SIGINT)
         assert server.wait_exit(EXIT_SECONDS) == 0
         assert join(calls, start) < EXIT_SECONDS
         assert {call.code for call in calls} == {"not_ready"}
@@ -146,17 +145,50 @@ def test_a_signal_ends_cleanly(signum: int) -> None:
         server.assert_nothing_left()
 
 
-def test_a_second_signal_ends_at_once() -> None:
+def test_a_signal_during_the_shutdown_ends_at_once() -> None:
     with Server() as server:
         # A stopped API makes the clean way out last as long as it may.
         os.kill(server.find("radix: api").pid, signal.SIGSTOP)
-        server.process.terminate()
+        server.process.send_signal(signal.SIGINT)
         server.wait_for("shutting down")
         start = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         assert server.wait_exit(2) == 128 + signal.SIGINT
         assert time.monotonic() - start < 2
         server.assert_nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay", [0.25, 0.6])
+def test_a_signal_before_anything_is_loaded(signum: int, delay: float) -> None:
+    """While modules are imported; the first of them may take some hundredths of a second."""
+    with Server(wait=False) as server:
+        time.sleep(delay)
+        server.process.send_signal(signum)
+        assert server.wait_exit(EXIT_SECONDS) == 0
+        assert "Traceback" not in server.log()
+        server.assert_nothing_left()
+
+
+@pytest.mark.parametrize("role", ["radix: rank 1", "supervisor"])
+def test_a_stopped_process_is_noticed_when_idle(role: str) -> None:
+    """A rank has no heart that beats when there is nothing to do, and nobody watches the
+    supervisor but those who ask for its health."""
+    with Server("--tp-size", "2", "--num-threads", "2", "--step-timeout", "11") as server:
+        stopped = server.find(role)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        while httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+            assert time.monotonic() - start < 13
+            time.sleep(0.1)
+        if role == "supervisor":
+            stopped.resume()
+            while httpx.get(f"{server.url}/health", timeout=5).status_code != 200:
+                assert time.monotonic() - start < 20
+                time.sleep(0.1)
+        else:
+            assert server.wait_exit(2 + EXIT_SECONDS) == 75
+            server.assert_nothing_left()
 
 
 def test_a_signal_while_loading() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +15,7 @@ from radix_runtime.engine.kv_budget import kv_pages
 from radix_runtime.engine.model_runner import ModelRunner
 from radix_runtime.errors import ConfigError
 from radix_runtime.layers.attention import Attention
+from radix_runtime.memory.kv_layout import KvLayout
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 
@@ -74,7 +76,7 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
             {},
             FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
             need(full=100),
-            int(80 * 1024 * 0.88) - 10 * 1024,
+            (80 - 6) * 1024 - 10 * 1024,
         ),
         ({"model_path": None}, FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False), need(), 512),
         ({"model_path": None}, FakeDevice(16 * GIB), need(), 512),  # the demo model
@@ -86,7 +88,7 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
             {},
             FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
             need(),
-            int(80 * 1024 * 0.88) - 10 * 1024,
+            (80 - 6) * 1024 - 10 * 1024,
         ),
         (
             {"mem_fraction_static": 0.25},
@@ -168,9 +170,7 @@ def folder(tmp_path):
 
 
 def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch):
-    monkeypatch.setattr(
-        KVPool, "page_bytes", lambda **sizes: 64 * MIB
-    )  # a small model, as if it were large
+    monkeypatch.setattr(KvLayout, "page_bytes", 64 * MIB)  # a small model, as if it were large
     runner, steps = run_on(
         make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8
     )
@@ -253,3 +253,31 @@ def test_too_little_memory_is_said_with_numbers(settings, message, tmp_path):
     args = ServerArgs(model_path=str(tmp_path), **settings)
     with pytest.raises(ConfigError, match=message):
         kv_pages(args, FakeDevice(GIB), **need())
+
+
+def test_a_full_gpu_is_told_with_who_holds_it(tmp_path):
+    """70 of 80 GiB were taken before the model, which took 6 more."""
+    args = ServerArgs(model_path=str(tmp_path), mem_fraction_static=0.9)
+    gpu = FakeDevice(4 * GIB, total=80 * GIB, is_cpu=False)
+    wanted = {**need(page=2 * MIB), "before": Memory(80 * GIB, 10 * GIB)}
+    with pytest.raises(ConfigError) as error:
+        kv_pages(args, gpu, **wanted)
+    said = str(error.value)
+    assert "0.9 of the GPU's 80.00 GiB is 72.00 GiB" in said
+    assert "70.00 GiB were in use before the model was loaded" in said
+    assert "the model and its largest steps take 6.00 GiB; a page takes 2.0 MiB" in said
+    assert not re.search(r"-\d", said) and "graphs" not in said
+    with pytest.raises(ConfigError, match=r"CUDA graphs 3.00 GiB \(--cuda-graph-max-bs\)"):
+        kv_pages(args, gpu, **wanted, reserved=3 * GIB)
+    asked = ServerArgs(model_path=str(tmp_path), max_total_tokens=32)
+    with pytest.raises(ConfigError, match="needs 4 MiB, 0 MiB are available"):
+        kv_pages(asked, gpu, **wanted, reserved=5 * GIB)
+
+
+def test_a_full_host_is_told_with_what_the_model_takes(tmp_path):
+    args = ServerArgs(model_path=str(tmp_path), mem_fraction_static=0.1)
+    with pytest.raises(ConfigError) as error:
+        kv_pages(args, FakeDevice(16 * GIB), **need())
+    said = str(error.value)
+    assert "0.1 of 20.00 GiB of available memory is 2.00 GiB; the model takes 4.00 GiB" in said
+    assert not re.search(r"-\d", said)

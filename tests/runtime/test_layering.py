@@ -21,8 +21,11 @@ BASE = (
     "cache_spec",
     "checkpoint",
     "config",
+    "config_values",
+    "constraint",
     "errors",
     "families",
+    "gguf",
     "hub",
     "log",
     "messages",
@@ -35,14 +38,17 @@ BASE = (
     "spawn",
     "specs",
     "step_plan",
+    "step_shape",
 )
 ORDER = (
     BASE,
     ("text",),
+    ("grammar",),
     ("server",),
     ("ops", "device"),
     ("distributed",),
     ("memory",),
+    ("batch_layout",),
     ("batch",),
     ("quantization",),
     ("attention",),
@@ -51,7 +57,7 @@ ORDER = (
     ("engine",),
     ("scheduler",),
     ("prepare", "start_log"),
-    ("offline", "offline_loop", "offline_requests"),
+    ("offline", "offline_chat", "offline_loop", "offline_requests"),
     ("processes",),
     ("cli",),
 )
@@ -67,7 +73,7 @@ TORCH_FREE = [
     "memory.radix_cache",
     "scheduler.policy",
 ]
-TORCH_FREE_PACKAGES = ("text", "server", "processes")
+TORCH_FREE_PACKAGES = ("text", "grammar", "server", "processes")
 RUNS_THE_ENGINE = {"processes.scheduler"}
 # What stays out of the caller's process when it imports `Engine`.
 NOT_OFFLINE = ("radix_runtime.server", "radix_runtime.processes", "uvicorn", "fastapi", "zmq")

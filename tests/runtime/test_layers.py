@@ -20,7 +20,7 @@ from radix_runtime.layers.embedding import VocabParallel
 from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from radix_runtime.layers.norm import HeadNormWeight, RMSNorm
 from radix_runtime.layers.rotary import rotary_table
-from radix_runtime.quantization.dense import DenseMethod
+from radix_runtime.quantization.config import LayerKind, QuantizationConfig, Unquantized
 from radix_runtime.specs import Rope
 
 torch.set_num_threads(1)
@@ -35,12 +35,18 @@ class Rank(Communicator):
         self.world_size = world_size
 
 
-def context(rank: int = 0, size: int = 1, positions: int = 64) -> BuildContext:
+def context(
+    rank: int = 0,
+    size: int = 1,
+    positions: int = 64,
+    quantization: QuantizationConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> BuildContext:
     return BuildContext(
         communicator=Rank(rank, size),
         backend=TorchNativeAttention.__new__(TorchNativeAttention),  # no layer here attends
-        linear_method=DenseMethod(),
-        dtype=torch.float32,
+        quantization=quantization or Unquantized(),
+        dtype=dtype,
         device=torch.device("cpu"),
         max_positions=positions,
     )
@@ -67,7 +73,7 @@ def load(layer: Layer, name: str, tensors: dict[Any, torch.Tensor]) -> None:
     memory = torch.full(param.shape, float("nan"), dtype=param.dtype)
     setattr(layer, name, torch.nn.Parameter(memory, requires_grad=False))
     for part, tensor in tensors.items():
-        layer.weight_loader(memory, Source(tensor), part)
+        layer.weight_loader(name, memory, Source(tensor), part)
     layer.finalize(name)
 
 
@@ -143,16 +149,16 @@ def test_row_parallel_adds_bias_and_residual_once(size: int) -> None:
 def test_shapes_are_checked() -> None:
     layer = RowParallelLinear(context(0, 2), in_features=6, out_features=4)
     with pytest.raises(ValueError, match=r"has shape \[4, 3\], expected \[4, 6\]"):
-        layer.weight_loader(torch.empty(4, 3), Source(torch.empty(4, 3)), None)
+        layer.weight_loader("weight", torch.empty(4, 3), Source(torch.empty(4, 3)), None)
     qkv = QKVLinear(context(0, 2), 5, head_dim=3, num_heads=4, num_kv_heads=2, bias=False)
     with pytest.raises(ValueError, match=r"has shape \[12, 5\], expected \[6, 5\]"):
-        qkv.weight_loader(torch.empty(12, 5), Source(torch.empty(12, 5)), "k_proj")
+        qkv.weight_loader("weight", torch.empty(12, 5), Source(torch.empty(12, 5)), "k_proj")
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 8, 13])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("is_head", [False, True])
-def test_vocab_parallel(vocab: int, size: int, is_head: bool) -> None:
+@pytest.mark.parametrize("kind", [LayerKind.EMBEDDING, LayerKind.TIED_HEAD])
+def test_vocab_parallel(vocab: int, size: int, kind: LayerKind) -> None:
     """Any vocabulary over any number of ranks, ranks without a row too."""
     w = torch.randn(vocab, 6)
     ids = torch.tensor([*range(vocab), 0, vocab - 1], dtype=torch.int32)
@@ -160,7 +166,7 @@ def test_vocab_parallel(vocab: int, size: int, is_head: bool) -> None:
     embedded = torch.zeros(len(ids), 6)
     logits = []
     for rank in range(size):
-        layer = VocabParallel(context(rank, size), vocab_size=vocab, hidden_size=6, is_head=is_head)
+        layer = VocabParallel(context(rank, size), vocab_size=vocab, hidden_size=6, kind=kind)
         load(layer, "weight", {None: w})
         before = ids.clone()
         embedded += layer(ids)

@@ -154,14 +154,14 @@ def test_a_tensor_that_is_there_twice(folder: Path) -> None:
 
 
 def test_a_tensor_that_comes_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = loader._tensors
+    tensors = loader._Checkpoint.tensors
 
-    def doubled(*args: Any, **options: Any) -> Iterator[Any]:
-        for item in tensors(*args, **options):
+    def doubled(checkpoint: Any) -> Iterator[Any]:
+        for item in tensors(checkpoint):
             yield item
             yield item
 
-    monkeypatch.setattr(loader, "_tensors", doubled)
+    monkeypatch.setattr(loader._Checkpoint, "tensors", doubled)
     with pytest.raises(ConfigError, match="is there twice"):
         Driver(folder)
 
@@ -264,14 +264,14 @@ class Rank(Communicator):
 
 
 def test_a_rank_reads_only_its_slices(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = loader._tensors
+    tensors = loader._Checkpoint.tensors
     counts: dict[str, int] = {}
 
-    def recorded(*args: Any, **options: Any) -> Iterator[Any]:
-        for key, source in tensors(*args, **options):
-            yield key, Recorder(source, counts=counts, key=key)
+    def recorded(checkpoint: Any) -> Iterator[Any]:
+        for item in tensors(checkpoint):
+            yield item._replace(source=Recorder(item.source, counts=counts, key=item.key))
 
-    monkeypatch.setattr(loader, "_tensors", recorded)
+    monkeypatch.setattr(loader._Checkpoint, "tensors", recorded)
     Driver(original, communicator=Rank(1, 2))
     sizes = {k: v.numel() for k, v in load_file(original / "model.safetensors").items()}
     whole = ("norm.weight", "layernorm.weight", "o_proj.bias", "down_proj.bias")
@@ -344,9 +344,7 @@ def test_a_weight_that_cannot_be_quantized_is_named(folder: Path) -> None:
         tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
 
     rewrite(folder, spoil)
-    with pytest.raises(
-        ConfigError, match=r"checkpoint: .*layers\.1\.mlp\.up_proj\.weight.* not finite"
-    ):
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj\.weight.* not finite"):
         Driver(folder, args=ServerArgs(model_path=str(folder), quantization="int8"))
 
 

@@ -67,6 +67,24 @@ def test_progress_is_told_in_the_log(
     assert not [message for message in caplog.messages if "loading weights" in message]
 
 
+def test_the_time_told_is_that_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU fills its memory while the host goes on."""
+    caplog.set_level("INFO")
+    clock = [100.0]
+    monkeypatch.setattr(loader.time, "monotonic", lambda: clock[0])
+
+    def wait(device: torch.device) -> None:
+        assert device == torch.device("cuda", 1)
+        clock[0] += 7.0
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    for device, seconds in ((torch.device("cuda", 1), "7.0"), (torch.device("cpu"), "0.0")):
+        assert list(loader._progress([1, 2], 2, quiet=False, device=device)) == [1, 2]
+        assert caplog.messages[-1] == f"loading weights took {seconds} s"
+
+
 def test_progress_is_a_bar_on_a_terminal(
     original: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +109,7 @@ def test_the_portable_level_is_told_by_one_rank(
         caplog.clear()
         for rank in (0, 1):
             Driver(original, communicator=Rank(rank, 2))
-        assert [message == ops.PORTABLE for message in caplog.messages] == [True] * told
+        assert caplog.messages.count(ops.PORTABLE) == int(told)
 
 
 def test_unknown_keys_are_named_once(
@@ -125,8 +143,35 @@ def test_the_reference_stands_in_only_for_what_this_model_needs(
         pytest.skip("no native CPU library")
     chosen: list[str] = []
     monkeypatch.setattr(ops.radix_kernels, "set_fallback", chosen.append)
-    ops.use_native(special, quiet=True)
+    ops.use_native(special, "bfloat16", quiet=True)
     assert chosen == [expected]
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [("float32", "warn"), ("bfloat16", "error")])
+def test_only_the_dtype_of_the_model_counts(
+    dtype: str, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library as on Hopper without Triton: attention is of 16 bits; one warning names what is
+    slow, for the model that needs it."""
+    native = {"impl": "cuda:sm_90", "why": ""}
+    slow = {"impl": "reference", "why": ""}
+    ops_here = {
+        "flash_attn_with_kvcache": {"bfloat16": native, "float32": slow},
+        "rmsnorm": {"bfloat16": native, "float32": native},
+        "layernorm": {"bfloat16": slow, "float32": slow},  # few models need it
+        "fp8_scaled_mm": {"float8_e4m3fn": native},
+    }
+    facts = {"backend": "cuda", "isa": "sm_90", "ops": ops_here}
+    chosen: list[str] = []
+    monkeypatch.setattr(ops, "capabilities", lambda: facts)
+    monkeypatch.setattr(ops.radix_kernels, "set_fallback", chosen.append)
+    ops.use_native(["fp8_scaled_mm"], dtype)
+    assert chosen == [mode]
+    expected = ["slow: no kernel for flash_attn_with_kvcache in float32 here"]
+    assert caplog.messages == (expected if mode == "warn" else [])
+    ops_here["fp8_scaled_mm"]["float8_e4m3fn"] = slow
+    ops.use_native(["fp8_scaled_mm"], dtype)
+    assert "fp8_scaled_mm" in caplog.messages[-1] and chosen[-1] == "warn"
 
 
 def test_layers_name_the_ops_that_few_models_need() -> None:

@@ -6,7 +6,14 @@ import itertools
 
 import pytest
 
-from radix_runtime.messages import MOST_DELTAS, Logprobs, TokenDelta, batches, encode
+from radix_runtime.messages import (
+    MOST_DELTAS,
+    Logprobs,
+    TokenBatch,
+    TokenDelta,
+    batches,
+    encode,
+)
 from radix_runtime.sampling_params import MAX_STOP_LENGTH
 from tests.runtime.scheduler_rig import Rig, prompt
 
@@ -68,6 +75,47 @@ def test_no_delta_is_larger_than_a_message_counts_on() -> None:
         14 * 1024 + 64 * rig.engine.vocab_size
     )  # 1024 biases of large ids; the text of 64 tokens
     assert max(map(len, sent)) + others < 128 << 10
+
+
+def test_tokens_of_streams_travel_together_and_before_the_deltas_of_their_step() -> None:
+    """No token of a stream comes before its first delta or after its last, as the rig asserts."""
+    rig = Rig(rows=8)
+    sent: list[TokenBatch] = []
+    deliver = rig.outbox.send
+    rig.outbox.send = lambda message: (sent.append(message), deliver(message))
+    for i in range(6):
+        rig.submit(str(i), prompt(5), max_new_tokens=10 + i, ignore_eos=True)
+    rig.run()
+    rig.verify_all()
+    columns = [list(batch.tokens) for batch in sent if batch.tokens is not None]
+    assert len(sent) <= rig.scheduler.counters.steps_total  # all of a step in one message
+    # Each row's first and last token are deltas of their own.
+    assert [len(tokens) for tokens in columns] == [6] * 8 + [5, 4, 3, 2, 1]
+    assert sum(len(batch.deltas) for batch in sent) == 12
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_tokens_that_nobody_waits_for_travel_in_blocks(samples: int) -> None:
+    """Beside streams, whose tokens come one step after the other."""
+    rig = Rig(pages=200, context=400, samples=samples)
+    for rid, stream in (("whole", False), ("stream", True)):
+        rig.submit(rid, prompt(5), max_new_tokens=200, ignore_eos=True, stream=stream)
+    rig.run()
+    rig.verify_all()
+    assert 4 <= rig.streams["whole", 0].deltas <= 5  # the first token, blocks of 64, the end
+    assert rig.streams["stream", 0].deltas > 199 // samples
+
+
+def test_steps_that_complete_together_are_sent_in_their_order() -> None:
+    """A retraction waits for all steps in flight: a stream's tokens of two steps go out at once."""
+    rig = Rig()
+    rig.submit("a", prompt(5), max_new_tokens=30, ignore_eos=True)
+    for _ in range(4):
+        rig.step()
+    assert rig.scheduler.in_flight
+    rig.scheduler.retract_youngest()
+    rig.run()
+    rig.verify_all()
 
 
 def test_prompt_logprobs_beyond_a_message_are_refused() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -72,15 +73,23 @@ class Host:
 
     def run(self) -> Decision:
         decision = self.plan()
-        _, entries = build_step(decision, self.steps, self.life)
+        build_step(decision, self.steps, self.life)
         self.life.completed_step = self.steps
         self.steps += 1
-        for entry in entries:
-            if entry.is_chunk:
-                self.life.share(entry.request, entry.end)
+        streams = decision.decode
+        for row, count in zip(streams.rows, streams.num_samples, strict=True):
+            for _ in range(count):
+                self.life.rows.request(row).append(5)
+        for entry in decision.chunks:
+            self.life.share(entry.request, entry.end)
             for _ in range(entry.num_samples):
                 entry.request.append(5)
         return decision
+
+    def wait(self, requests: Iterable[Request]) -> None:
+        """They wait behind those that wait already."""
+        for waiting in requests:
+            self.life.waiting.append(waiting)
 
 
 def test_planning_changes_nothing() -> None:
@@ -104,7 +113,7 @@ def test_streams_first_then_chunks_fill_the_budget() -> None:
         host.life.waiting.append(request([i]))
     host.run()
     long, longer = request(range(20, 40)), request(range(50, 90))
-    host.life.waiting.extend([long, longer])
+    host.wait([long, longer])
     decision = host.run()
     assert len(decision.decode) == 3
     assert [(c.request, c.end - c.start) for c in decision.chunks] == [(long, 13)]
@@ -137,7 +146,7 @@ def test_no_chunk_is_of_one_token_and_none_leaves_one(left: int, most: int) -> N
 
 def test_a_prompt_waits_for_a_budget_of_more_than_one_token() -> None:
     host = Host(budget=4, pages=100)
-    host.life.waiting.extend([request([1]), request([2]), request([3])])
+    host.wait([request([1]), request([2]), request([3])])
     host.run()
     host.life.waiting.append(request([50, 51, 52]))
     assert not host.run().chunks  # one token beside the streams
@@ -158,11 +167,11 @@ def test_two_tokens_of_a_cached_prompt_are_computed() -> None:
 
 def test_a_shortage_is_reported_before_anything_is_taken() -> None:
     host = Host(pages=4, size=4)
-    host.life.waiting.extend([request(range(8), new=8), request(range(50, 57), new=8)])
+    host.wait([request(range(8), new=8), request(range(50, 57), new=8)])
     host.ratio = 0.0
     decision = host.run()
     assert len(decision.chunks) == 1  # one page more than it has now is set aside
-    other = host.life.waiting[0]
+    (other,) = host.life.waiting
     host.life.admit(other, host.life.cache.match(other.ids[:0]))
     step = Decision(chunks=[policy.chunk(other, 0, 7)])
     build_step(step, host.steps, host.life)
@@ -185,7 +194,7 @@ def test_a_starved_chunk_takes_what_is_there_and_admits_nobody() -> None:
 
 def test_admission_counts_whole_pages_and_what_it_would_lock() -> None:
     host = Host(pages=10, size=16, rows=8, budget=1000, ratio=1.0)
-    host.life.waiting.extend(request(np.arange(10) + 12 * i, new=9) for i in range(8))
+    host.wait(request(np.arange(10) + 12 * i, new=9) for i in range(8))
     decision = host.run()
     assert len(decision.chunks) == 5  # two pages each
     host = Host(pages=8, size=4, budget=1000, ratio=1.0)
@@ -216,14 +225,14 @@ def test_nobody_passes_a_request_that_does_not_fit() -> None:
     host = Host(pages=8, size=4, budget=1000, ratio=1.0)
     host.life.waiting.append(request(range(16), new=4))
     host.run()
-    host.life.waiting.extend([request(range(50, 66), new=4), request([90], new=1)])
+    host.wait([request(range(50, 66), new=4), request([90], new=1)])
     assert not host.plan().chunks
 
 
 def test_only_pages_that_can_be_reused_are_waited_for() -> None:
     host = Host(size=4, budget=1000)
     ids = list(range(8))
-    host.life.waiting.extend([request(ids), request(ids), request([*ids, 9, 9])])
+    host.wait([request(ids), request(ids), request([*ids, 9, 9])])
     decision = host.run()
     # The second cannot reuse its last page (two tokens must be computed) but can the first page.
     assert len(decision.chunks) == 1 and decision.dedup_waits == 2
@@ -234,27 +243,35 @@ def test_only_pages_that_can_be_reused_are_waited_for() -> None:
 def test_a_long_queue_behind_one_prefix_is_not_walked_to_its_end() -> None:
     host = Host(pages=10_000, size=4, rows=1000, budget=10_000)
     shared = list(range(40))
-    host.life.waiting.extend(
-        [request(shared), request([90] * 12), *(request([*shared, i]) for i in range(300))]
-    )
-    host.life.waiting.extend([request([91] * 12), request([92] * 12)])
+    host.wait([request(shared), request([90] * 12), *(request([*shared, i]) for i in range(300))])
+    host.wait([request([91] * 12), request([92] * 12)])
     decision = host.run()
     assert decision.dedup_waits == policy.MOST_WAITS == 256
     assert [c.request.ids[0] for c in decision.chunks] == [0, 90]
     # Only waits in a row count.
-    host.life.waiting.insert(100, request([93] * 12))
+    queue = list(host.life.waiting)
+    host.life.waiting.clear()
+    host.wait([*queue[:100], request([93] * 12), *queue[100:]])
     host.life.running[0].prefill_end = 0
     decision = host.run()
     assert len(decision.chunks) == 303 and decision.dedup_waits == 0
 
 
+def expected_len(waiting: Request, ratio: float, margin: int) -> int:
+    lengths = np.array([waiting.total_len]), np.array([waiting.max_total_len])
+    (expected,) = policy.expected_len(*lengths, ratio, margin).tolist()
+    return expected
+
+
 def test_expected_length_has_room_for_a_page_and_no_more_than_allowed() -> None:
     r = request(range(10), new=100)
-    assert policy.expected_len(r, 0.0, 16) == 26
-    assert policy.expected_len(r, 0.5, 16) == 60
-    assert policy.expected_len(r, 1.0, 16) == 110
-    assert policy.expected_len(request(range(10), new=3), 0.0, 16) == 13
-    assert policy.expected_len(request(range(10), new=10**6), 1.0, 16) == 10 + 4096
+    assert expected_len(r, 0.0, 16) == 26
+    assert expected_len(r, 0.5, 16) == 60
+    assert expected_len(r, 1.0, 16) == 110
+    assert expected_len(request(range(10), new=3), 0.0, 16) == 13
+    assert expected_len(request(range(10), new=10**6), 1.0, 16) == 10 + 4096
+    expect = policy.Expectation(ratio=0.5, margin=16, page_size=16)
+    assert expect.pages(r) == 4
 
 
 def test_output_ratio_sinks_to_its_floor_and_rises_on_retraction() -> None:

@@ -20,7 +20,7 @@ from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.offline import Engine
 from radix_runtime.prepare import prepare_model
-from radix_runtime.quantization.registry import linear_methods
+from radix_runtime.quantization.registry import quantizations
 from radix_runtime.start_log import pool_warning, served_lines
 
 CONFIG = ModelConfig.from_dir(DEMO_MODEL_DIR)
@@ -39,7 +39,7 @@ def refused(**settings: Any) -> str:
 
 def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
     assert list(ATTENTION_BACKENDS) == attention_backends.names()
-    assert list(QUANTIZATIONS) == linear_methods.names()
+    assert list(QUANTIZATIONS) == quantizations.names()
     for former in FORMER_BACKENDS:
         prepare_model(ServerArgs(attention_backend=former))
 
@@ -47,12 +47,15 @@ def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"tool_call_parser": "foo"}, "--tool-call-parser must be one of auto, none, hermes, "),
+        ({"reasoning_parser": "foo"}, "--reasoning-parser must be one of auto, none, deepseek-r1"),
         ({"schedule_policy": "foo"}, "--schedule-policy 'foo' is unknown; there are: fcfs, lpm"),
         (
             {"attention_backend": "foo"},
             "attention backend 'foo' is unknown; there are: paged, triton, torch_native",
         ),
-        ({"quantization": "awq"}, "quantization 'awq' is unknown; there are: dense, int8, int4"),
+        ({"quantization": "odd"}, "quantization 'odd' is unknown; there are: dense, int8, int4"),
+        ({"quantization": "awq"}, "--quantization awq: the checkpoint is not quantized"),
         ({"quantization": "int8", "device": "cuda"}, "--quantization int8 is for the CPU"),
         ({"tp_size": 3}, "--tp-size 3"),
     ],
@@ -124,7 +127,8 @@ def test_the_architecture_is_judged_before_sizes(folder: Path) -> None:
     file.unlink()
     assert refused(model_path=str(folder)) == f"{file} does not exist"
     (folder / "model.gguf").touch()
-    assert "holds GGUF files, a format that is not supported" in refused(model_path=str(folder))
+    message = refused(model_path=str(folder))
+    assert message.endswith(f"name the GGUF file itself, such as {folder / 'model.gguf'}")
 
 
 # What a start says ----------------------------------------------------------------------------
@@ -138,14 +142,20 @@ INFO: dict[str, Any] = {
     "attention_backend": "paged",
     "weight_bytes": 11_900_000,
     "kv_cache_bytes": 2_340_000_000,
+    "cuda_graphs": 0,
+    "step_bytes": 1 << 30,
+    "free_bytes": 5 << 30,
     "max_total_num_tokens": 512,
     "page_size": 16,
+    "max_running_requests": 64,
+    "chunked_prefill_size": 2048,
     "max_context": 2048,
     "has_chat_template": True,
+    "answer_format": "tool calls: hermes (as the flag says); reasoning: none (as the flag says)",
 }
 
 
-def lines(**info: Any) -> list[str]:
+def lines(takes_text: bool = True, **info: Any) -> list[str]:
     return list(
         served_lines(
             "radix-demo",
@@ -153,23 +163,32 @@ def lines(**info: Any) -> list[str]:
             config=CONFIG,
             size=check_checkpoint(DEMO_MODEL_DIR),
             quantization=None,
+            takes_text=takes_text,
             info={**INFO, **info},
         )
     )
 
 
 def test_the_start_log_says_what_is_served() -> None:
-    first, second, third = lines()
+    first, second, answers, third = lines()
     assert first == "serving radix-demo: Qwen3ForCausalLM, 5.9 M parameters, bfloat16"
     assert second == (
         "on cpu (avx2, 2 threads), attention paged, weights 11.9 MB, KV cache 2.34 GB = 512 tokens "
-        "in pages of 16, context 2048"
+        "in pages of 16, context 2048, 64 requests and 2048 tokens a step"
     )
+    assert answers == INFO["answer_format"]
     assert third.startswith("try: curl http://h:1/v1/chat/completions ")
     body = json.loads(third.partition("-d '")[2].removesuffix("'"))
     assert body["model"] == "radix-demo" and body["messages"][0]["content"]
     assert "/v1/completions" in lines(has_chat_template=False)[2]
-    assert "on cuda (NVIDIA H200)" in lines(device="cuda", device_name="NVIDIA H200")[1]
+    *_, third = lines(takes_text=False)
+    assert third.startswith("try: curl http://h:1/generate ") and "input_ids" in third
+    on_gpu = lines(device="cuda", device_name="NVIDIA H200", cuda_graphs=70)
+    assert "on cuda (NVIDIA H200)" in on_gpu[1]
+    assert on_gpu[2] == (
+        "GPU memory in GiB: weights 0.01, KV cache 2.18, steps and their 70 CUDA graphs 1.00, "
+        "free 5.00"
+    )
 
 
 def test_a_pool_smaller_than_the_context_is_told() -> None:

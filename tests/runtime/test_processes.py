@@ -45,7 +45,7 @@ def test_the_current_directory_is_not_searched(trapped: Path, module: str) -> No
 
 @pytest.mark.parametrize("role", ["api", "detokenizer", "scheduler"])
 def test_the_supervisor_starts_its_children_so(trapped: Path, role: str) -> None:
-    heartbeats = Heartbeats(Topology(ROLES).processes)
+    heartbeats = Heartbeats(Topology(ROLES).everybody())
     args = ServerArgs(model_path="/no/such/model")
     child = ChildProcess(
         Launch(

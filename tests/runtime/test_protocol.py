@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radix_runtime.errors import RequestError
+from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.decode import decode_body, parse_json
 from radix_runtime.server.json_scan import MAX_DEPTH
 from radix_runtime.server.protocol import (
@@ -151,7 +152,7 @@ def test_depth() -> None:
             parse_json(nested(depth))
         assert caught.value.code == "invalid_json"
     with pytest.raises(RequestError):
-        parse_json(b'{"a":' * 40 + b"1" + b"}" * 40)
+        parse_json(b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1))
 
 
 def test_nothing_long_comes_back() -> None:
@@ -221,3 +222,34 @@ def test_no_body_holds_up_the_event_loop(body: bytes) -> None:
     with pytest.raises(RequestError):
         decode_body(ChatBody, body, False, {})
     assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ("u" * 1000, True),
+        ({"session": "x", "tags": ["a"] * 100}, True),
+        (None, True),
+        (7, True),
+        ("u" * 70_000, False),
+        ({"a": {"b": "u" * 70_000}}, False),
+        ([0] * 2000, False),
+        ({str(i): i for i in range(2000)}, False),
+    ],
+)
+def test_fields_that_do_nothing_have_a_size(value: Any, fits: bool) -> None:
+    for name in ("user", "metadata", "safety_identifier"):
+        data = json.dumps({"prompt": "x", name: value}).encode()
+        if fits:
+            decode_body(CompletionBody, data, lenient=False, defaults={})
+            continue
+        with pytest.raises(RequestError) as caught:
+            decode_body(CompletionBody, data, lenient=False, defaults={})
+        assert (caught.value.code, caught.value.param) == ("invalid_value", name)
+
+
+def test_messages_repeat_at_most_128_characters_of_a_value() -> None:
+    for field in ("seed", "n", "top_k"):
+        given = SamplingParams(**{field: -(10**400)})
+        for _, message in given.violations(vocab_size=10, max_n=4):
+            assert len(message) < 250

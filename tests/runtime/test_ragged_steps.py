@@ -67,7 +67,7 @@ class Rank:
         pages = range(self.runner.kv_pool.num_pages)
         self._free = random.Random(1).sample(pages, len(pages))
         self.logits: list[torch.Tensor] = []
-        for cache in (*self.runner.kv_pool.k, *self.runner.kv_pool.v):
+        for cache in self.runner.kv_pool.tensors():
             cache.fill_(float("nan"))  # the dummy page too: what was never stored is never read
 
     @property

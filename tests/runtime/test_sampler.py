@@ -120,7 +120,7 @@ def step(sampler, rows, logits):
 def test_steps_follow_the_definition_whatever_the_batch(seed):
     """30 steps over changing subsets of rows, with rows taken out and readmitted elsewhere."""
     rng = np.random.default_rng(seed)
-    sampler = Sampler(32, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(32, vocab_size=VOCAB, device=CPU, max_samples=64)
     numbers = rng.permutation(32)
     rows = [Row(int(n), params=p, rng=rng) for n, p in zip(numbers, CASES, strict=False)]
     spare = [int(n) for n in numbers[len(rows) :]]
@@ -144,7 +144,7 @@ def test_steps_follow_the_definition_whatever_the_batch(seed):
 
 def test_logprobs_are_those_of_the_raw_logits():
     rng = np.random.default_rng(5)
-    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU, max_samples=64)
     rows = [Row(i, params=CASES[i], rng=rng) for i in (7, 0, 6, 4)]
     tops = {7: 3, 0: 0, 4: 5}
     for row in rows:
@@ -167,7 +167,7 @@ def test_logprobs_are_those_of_the_raw_logits():
 
 def test_a_row_that_is_not_finite_hurts_no_other():
     rng = np.random.default_rng(6)
-    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU, max_samples=64)
     rows = [Row(i, params=CASES[c], rng=rng) for i, c in enumerate((0, 1, 6, 0, 7))]
     for row in rows:
         sampler.admit(row.admission(return_logprob=True))
@@ -184,7 +184,7 @@ def test_a_row_that_is_not_finite_hurts_no_other():
 
 
 def test_greedy_takes_the_lowest_of_equals():
-    sampler = Sampler(2, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(2, vocab_size=VOCAB, device=CPU, max_samples=64)
     sampler.admit(RowSampling(row=0, seed=1, params=SamplingParams(temperature=0)))
     sampler.admit(RowSampling(row=1, seed=1, params=SamplingParams(temperature=1, top_k=1)))
     logits = np.zeros((2, VOCAB), np.float32)
@@ -199,7 +199,7 @@ def test_greedy_takes_the_lowest_of_equals():
 
 def test_counts_exist_only_for_rows_with_penalties():
     rng = np.random.default_rng(8)
-    sampler = Sampler(64, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(64, vocab_size=VOCAB, device=CPU, max_samples=64)
     for i in range(64):
         sampler.admit(Row(i, params=CASES[i % 5], rng=rng).admission())
     assert sampler._counts.shape[0] == 0
@@ -216,7 +216,7 @@ def test_counts_exist_only_for_rows_with_penalties():
 
 def test_a_bitmask_allows_ids_behind_the_other_edits():
     rng = np.random.default_rng(9)
-    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU, max_samples=64)
     rows = [Row(i, params=CASES[i], rng=rng) for i in (0, 1, 5, 6, 7, 4)]
     for row in rows:
         sampler.admit(row.admission(return_logprob=row.number == 4, top_logprobs=2))
@@ -244,7 +244,7 @@ def test_a_bitmask_allows_ids_behind_the_other_edits():
 
 def test_several_samples_of_a_row_are_those_of_single_ones():
     rng = np.random.default_rng(10)
-    sampler = Sampler(16, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(16, vocab_size=VOCAB, device=CPU, max_samples=64)
     rows = [Row(n, params=CASES[c], rng=rng) for n, c in ((3, 1), (0, 3), (7, 4))]
     rows[1].params = SamplingParams(temperature=1.3, top_p=0.6, logit_bias={5: 3.0})
     for row in rows:
@@ -264,7 +264,7 @@ def test_several_samples_of_a_row_are_those_of_single_ones():
 
 def test_penalties_take_one_sample_of_a_row_a_step():
     rng = np.random.default_rng(11)
-    sampler = Sampler(4, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(4, vocab_size=VOCAB, device=CPU, max_samples=64)
     for i, c in ((0, 5), (1, 1)):
         sampler.admit(Row(i, params=CASES[c], rng=rng).admission())
     logits = torch.zeros((3, VOCAB))
@@ -275,7 +275,7 @@ def test_penalties_take_one_sample_of_a_row_a_step():
 
 
 def test_greedy_is_what_needs_no_logits_but_the_largest():
-    sampler = Sampler(8, vocab_size=VOCAB, device=CPU)
+    sampler = Sampler(8, vocab_size=VOCAB, device=CPU, max_samples=64)
     greedy = SamplingParams(temperature=0)
     others = [
         {"params": SamplingParams(temperature=0.5)},

@@ -60,7 +60,8 @@ def test_settings_are_told_as_they_were_resolved(server: Server) -> None:
         "device": "cpu",
         "num_threads": 1,
         "attention_backend": "paged",
-        "max_queued_requests": 256,
+        "max_running_requests": 64,
+        "chunked_prefill_size": 2048,
         "context_length": 2048,
     }
     assert {name: info[name] for name in wanted} == wanted
@@ -141,7 +142,8 @@ def test_idle_processes_sleep(server: Server) -> None:
 def test_mistakes_of_clients_are_answered_and_not_logged(server: Server) -> None:
     before = server.log()
     port = int(server.url.rpartition(":")[2])
-    upgrade = b"GET /%s HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\nupgrade: %s\r\n%s\r\n"
+    upgrade = b"GET /%s HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, close\r\n"
+    upgrade += b"upgrade: %s\r\n%s\r\n"
     socket_key = b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
     for data, status in (
         (upgrade % (b"v1/realtime", b"websocket", socket_key), b"400"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.base import CausalLM
 from radix_runtime.models.decoder import DecoderForCausalLM
 from radix_runtime.models.loader import models
+from radix_runtime.quantization.at_load import AtLoad
 from radix_runtime.quantization.base import LinearMethod
 from radix_runtime.quantization.dense import DenseMethod, Int8Method
-from radix_runtime.quantization.registry import linear_methods
+from radix_runtime.quantization.params import Block, LinearShape, ParamSpec
+from radix_runtime.quantization.registry import quantizations
 from radix_runtime.shortcuts import reset_shortcuts
 from tests.runtime.tiny_models import TINY, Driver, Sequence, random_ids, reference_model, save
 
@@ -46,7 +49,8 @@ def run(driver: Driver) -> torch.Tensor:
     sequence = Sequence(0, random_ids(driver.config, sum(STEPS), seed=1))
     outputs = []
     for count in STEPS:
-        driver.batch.load(driver.plan([(sequence, count)]), driver.next_token, driver.committed_len)
+        driver.batch.upload(driver.plan([(sequence, count)]))
+        driver.batch.fill(driver.next_token, driver.committed_len)
         with torch.inference_mode():
             outputs.append(driver.model(driver.batch).clone())
     return torch.cat(outputs)
@@ -113,8 +117,8 @@ class Wrapped(LinearMethod):
         self.inner = DenseMethod()
         self.products = 0
 
-    def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        self.inner.create(layer, in_features, out_features, dtype)
+    def params(self, shape: LinearShape, dtype: torch.dtype) -> abc.Sequence[ParamSpec]:
+        return self.inner.params(shape, dtype)
 
     def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
         self.products += 1
@@ -123,23 +127,41 @@ class Wrapped(LinearMethod):
     def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
         return self.inner.packed_weight(layer)
 
-    def finalize(self, layer: Any, name: str) -> None:
-        self.inner.finalize(layer, name)
+    def finalize(self, layer: Any) -> None:
+        self.inner.finalize(layer)
 
-    def for_head(self) -> LinearMethod:
-        return self
+
+def every_layer(method: type[LinearMethod]) -> type[AtLoad]:
+    """A format that holds layers, experts and the head by this method."""
+
+    class Every(AtLoad):
+        def linear(self) -> LinearMethod:
+            return method()
+
+        def head(self) -> LinearMethod:
+            return method()
+
+    return Every
 
 
 class Layer(torch.nn.Module):
+    """What a method uses of a layer."""
+
     weight: Any
+
+    def hold(self, weight: Any) -> None:
+        del self.weight
+        self.weight = weight
 
 
 def packed_layer(method: LinearMethod) -> Layer:
     layer = Layer()
-    method.create(layer, 8, 6, torch.float32)
+    shape = LinearShape(name="x", inputs=Block.whole(8), parts={None: Block.whole(6)})
+    (spec,) = method.params(shape, torch.float32)
     generator = torch.Generator().manual_seed(5)
-    layer.weight = torch.nn.Parameter(torch.randn(6, 8, generator=generator), requires_grad=False)
-    method.finalize(layer, "weight")
+    weight = torch.randn(spec.shape_on_rank(shape), generator=generator)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    method.finalize(layer)
     return layer
 
 
@@ -179,14 +201,15 @@ def test_a_wrapped_method_keeps_the_fast_ways(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = run(Driver(folder))
-    use(linear_methods, "dense", Wrapped, monkeypatch)
+    use(quantizations, "dense", every_layer(Wrapped), monkeypatch)
     driver = Driver(folder)
     assert is_fused(driver)
     hidden = run(driver)
     assert torch.equal(hidden, expected)
     tokens = driver.model.greedy_tokens(hidden)
     assert tokens is not None
-    method = driver.model.model.layers[0].mlp.down_proj.method
+    assert driver.model.model.layers[0].mlp.down_proj.method.products == 0
+    method = driver.model.head.method
     assert method.products == 0
     assert torch.equal(tokens.long(), driver.model.compute_logits(hidden).argmax(-1))
     assert method.products == 1
@@ -197,7 +220,7 @@ def test_a_method_that_overrides_the_product_is_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = run(Driver(folder))
-    use(linear_methods, "dense", Doubled, monkeypatch)
+    use(quantizations, "dense", every_layer(Doubled), monkeypatch)
     driver = Driver(folder)
     assert not is_fused(driver)
     found = run(driver)
@@ -322,14 +345,8 @@ def test_modules_of_another_kind_are_not_fused(name: str, folder: Path) -> None:
     assert not is_fused(driver)
 
 
-def other_rotary(model: Any) -> None:
-    attention = model.layers[1].self_attn
-    attention.rotary = attention.rotary.clone()
-
-
 CHANGES: dict[str, Callable[[Any], None]] = {
     "activation": lambda model: setattr(model.layers[1].mlp, "activation", "gelu"),
-    "rotary": other_rotary,
     "eps of a layer": lambda model: setattr(model.layers[2].input_layernorm, "eps", 1e-3),
     "eps of the last norm": lambda model: setattr(model.norm, "eps", 1e-3),
 }

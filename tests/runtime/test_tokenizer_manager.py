@@ -30,6 +30,7 @@ from radix_runtime.messages import (
     unpack_body,
 )
 from radix_runtime.sampling_params import Limits, SamplingParams
+from radix_runtime.server.auth import Caller
 from radix_runtime.server.submission import Submission
 from radix_runtime.text.generation_config import sampling_defaults
 from tests.runtime.manager_rig import (
@@ -198,10 +199,11 @@ def test_abort_by_request_and_by_call() -> None:
         manager, link = build()
         both = submit(manager, [prompt(), prompt()], "call")
         other = submit(manager, [prompt()], "other")
-        assert manager.abort("call-1") == 1 and manager.abort("call") == 2
-        assert manager.abort("none") == 0
-        assert link.rids(Abort) == ["call-1", "call-0", "call-1"]
-        assert manager.abort("") == 3 and link.rids(Abort)[-1] == ""
+        assert manager.abort("call-1", Caller()) == 1 and manager.abort("call", Caller()) == 2
+        assert manager.abort("none", Caller()) == 0
+        aborted = link.rids(Abort)
+        assert aborted[0] == "call-1" and sorted(aborted[1:]) == ["call-0", "call-1"]
+        assert manager.abort_all() == 3 and link.rids(Abort)[-1] == ""
         for rid in ("call-0", "call-1", "other"):
             manager.handle(TextBatch([delta(rid, 0, end="abort")]))
         assert [d.finish.type for d in await both.collect() if d.finish] == ["abort"] * 2
@@ -228,16 +230,14 @@ def test_long_texts_are_refused_unread() -> None:
 
         spy = SimpleNamespace(
             encode=spy_encode,
-            max_token_bytes=TOKENIZER.max_token_bytes,
-            changes_length=TOKENIZER.changes_length,
         )
-        manager.tokenizer = spy  # type: ignore[assignment]
-        longest = 128 * TOKENIZER.max_token_bytes
+        manager.text._tokenizer = spy  # type: ignore[assignment]
+        longest = 128 * TOKENIZER.max_token_length
         with pytest.raises(RequestError) as caught:
-            await manager.encode(["a" * (longest + TOKENIZER.max_token_bytes)], "prompt")
+            await manager.text.encode(["a" * (longest + TOKENIZER.max_token_bytes)], "prompt")
         assert caught.value.code == "context_length_exceeded" and not encoded
         assert "at least 129" in caught.value.message
-        assert len(await manager.encode(["a", "b"], "prompt")) == 2 and encoded == ["a", "b"]
+        assert len(await manager.text.encode(["a", "b"], "prompt")) == 2 and encoded == ["a", "b"]
 
     run(work)
 
@@ -260,7 +260,7 @@ def test_a_name_that_is_used_again_gets_nothing_of_what_was_under_way() -> None:
             manager.handle(TextBatch([delta("job", 0, 1, end="abort", text="of somebody else")]))
             manager.handle(failure("job"))
             manager.close(first)
-            assert manager.abort("job") == 1 and link.rids(Abort) == ["job", "r2"]
+            assert manager.abort("job", Caller()) == 1 and link.rids(Abort) == ["job", "r2"]
             manager.handle(TextBatch([delta("r2", 0, 2, end="stop", text="mine")]))
             assert [d.text for d in await second.collect()] == ["mine"]
         assert is_empty(manager)
@@ -272,7 +272,8 @@ def test_the_token_of_a_health_probe_has_no_deadline() -> None:
     async def work() -> None:
         manager, link = build(request_timeout=0.001)
         probe = asyncio.create_task(manager.one_token())
-        await asyncio.sleep(0)
+        while not link.sent:  # its text is tokenized on a thread
+            await asyncio.sleep(0.001)
         (sent,) = link.sent
         assert isinstance(sent, Generate) and sent.deadline is None
         manager.handle(TextBatch([delta(sent.rid, 0, 1, end="length")]))
@@ -337,7 +338,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
                 elif action == "f":
                     manager.handle(failure(rid))
                 else:
-                    manager.abort(rid)
+                    manager.abort(rid, Caller())
             counts = manager.counts
             done = counts.ok + counts.aborted + counts.failed + counts.refused
             assert counts.accepted == done + len(manager._open)

@@ -18,10 +18,12 @@ from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device
 from radix_runtime.distributed import Communicator
 from radix_runtime.layers.base import BuildContext
+from radix_runtime.memory.kv_layout import kv_layout
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.models.loader import load_model
-from radix_runtime.quantization.registry import linear_methods
+from radix_runtime.quantization.config import QuantizationConfig, Target
+from radix_runtime.quantization.registry import quantization_of
 from radix_runtime.step_plan import StepPlan
 
 CPU = Device.resolve("cpu")
@@ -103,6 +105,21 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
 
 
+def cpu_target(dtype: torch.dtype) -> Target:
+    return Target(device=CPU.torch_device, dtype=dtype)
+
+
+def quantization(config: ModelConfig, args: ServerArgs, target: Target) -> QuantizationConfig:
+    return quantization_of(args.quantization, config.quantization, target)
+
+
+def _poison(pool: KVPool) -> None:
+    """What was never stored must never be read; the dummy page may be."""
+    for cache in pool.tensors():
+        if cache.is_floating_point():  # of INT8 the scales
+            cache[:-1].fill_(float("nan"))
+
+
 class Driver:
     """One rank of our model on the CPU, with its own pool and batch."""
 
@@ -116,29 +133,29 @@ class Driver:
         backend: str | None = None,
         communicator: Communicator | None = None,
         args: ServerArgs | None = None,
+        target: Target | None = None,
         num_pages: int = 400,
         max_rows: int = 8,
     ) -> None:
         self.config = ModelConfig.from_dir(folder)
         comm = communicator or Communicator()
-        self.pool = KVPool(
-            num_layers=self.config.num_layers,
-            num_pages=num_pages,
+        layout = kv_layout(
+            self.config.spec,
+            kv_dtype=kv_dtype or dtype,
+            dtype=dtype,
             page_size=page_size,
-            num_kv_heads=self.config.kv_heads_per_rank(comm.world_size),
-            head_dim=self.config.head_dim,
-            dtype=kv_dtype or dtype,
-            device=CPU,
+            ranks=comm.world_size,
         )
-        for cache in (*self.pool.k, *self.pool.v):
-            cache[:-1].fill_(float("nan"))  # what was never stored must never be read
-        attention = create_attention_backend(backend, self.config, CPU, dtype, page_size)
+        self.pool = KVPool(layout, num_pages=num_pages, device=CPU)
+        _poison(self.pool)
+        attention = create_attention_backend(
+            backend, self.config, CPU, kv_dtype or dtype, page_size
+        )
         args = args or ServerArgs(model_path=str(folder))
-        method = linear_methods.get(args.quantization or "dense")()
         ctx = BuildContext(
             communicator=comm,
             backend=attention,
-            linear_method=method,
+            quantization=quantization(self.config, args, target or cpu_target(dtype)),
             dtype=dtype,
             device=CPU.torch_device,
             max_positions=self.config.max_context,
@@ -152,8 +169,8 @@ class Driver:
             max_rows=max_rows,
             max_context=self.config.max_context,
         )
-        self.next_token = torch.zeros((max_rows + 1, 1), dtype=torch.int32)
-        self.committed_len = torch.zeros(max_rows + 1, dtype=torch.int32)
+        self.next_token = torch.zeros((max_rows + 2, 1), dtype=torch.int32)
+        self.committed_len = torch.zeros(max_rows + 2, dtype=torch.int32)
         self._free = random.Random(1).sample(range(num_pages), num_pages)
         self._step = 0
 
@@ -196,7 +213,8 @@ class Driver:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor | None:
         """Logits of every real token of the step, [T, vocab]; None on ranks other than 0."""
-        self.batch.load(plan, self.next_token, self.committed_len)
+        self.batch.upload(plan)
+        self.batch.fill(self.next_token, self.committed_len)
         hidden = self.model.forward(self.batch)
         return self.model.compute_logits(hidden[: plan.num_tokens])
 

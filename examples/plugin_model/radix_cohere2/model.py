@@ -10,7 +10,7 @@ from radix_runtime.layers.mlp import GatedMLP
 from radix_runtime.layers.norm import build_norm
 from radix_runtime.layers.rotary import RotaryTables
 from radix_runtime.models.decoder import Decoder, DecoderForCausalLM
-from radix_runtime.specs import Mlp, ModelSpec
+from radix_runtime.specs import Gqa, Mlp, ModelSpec
 
 
 class ParallelLayer(nn.Module):
@@ -23,15 +23,16 @@ class ParallelLayer(nn.Module):
         super().__init__()
         layer = model.layers[layer_id]
         assert layer.pre_norm is not None and isinstance(layer.feed_forward, Mlp)
+        assert isinstance(layer.mixer, Gqa)
         self.input_layernorm = build_norm(ctx, layer.pre_norm, model.hidden_size)
         self.self_attn = Attention(
-            ctx,
+            ctx.at("self_attn"),
             hidden_size=model.hidden_size,
             spec=layer.mixer,
             layer_id=layer_id,
             rotary=rotary.get(layer.mixer.rope),
         )
-        self.mlp = GatedMLP(ctx, hidden_size=model.hidden_size, spec=layer.feed_forward)
+        self.mlp = GatedMLP(ctx.at("mlp"), hidden_size=model.hidden_size, spec=layer.feed_forward)
 
     def forward(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """residual [T, hidden_size] -> the same with this layer's sums; its memory may become the

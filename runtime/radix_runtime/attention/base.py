@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,24 @@ class AttentionSpec:
                 )
 
 
+# From cached latent values [N, latent_dim] to each head's keys without positions [N, num_heads,
+# nope_dim] and values [N, num_heads, value_dim].
+Expand = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """What a backend must know of one layer of latent attention (specs.Mla). `num_heads` is this
+    rank's. The cached latent values, with the rotary values behind them, are the one key of all
+    absorbed queries, and its value without them; scores are multiplied by `scale`."""
+
+    layer_id: int
+    num_heads: int
+    latent_dim: int
+    rope_dim: int
+    scale: float
+
+
 class AttentionBackend(ABC):
     """Only reads the KV cache, in which the step's keys and values are already. One instance serves
     all layers of a rank, and honours every field of their specs."""
@@ -66,6 +85,10 @@ class AttentionBackend(ABC):
         super().__init_subclass__(**options)
         reset_shortcuts(cls, AttentionBackend, "forward", ["supports_fused_decoder"])
 
+    # Whether it has `decode_latents` and `prefill_latents`.
+    supports_latents = False
+
+    capturable = True  # a CUDA graph can hold `forward`: it does not wait for the device
     expands_decode = True  # takes q tokens of a decode entry as q entries of one token
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
@@ -81,15 +104,16 @@ class AttentionBackend(ABC):
 
     def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
         """Prepares a step: what `forward` needs of the batch that is the same for all layers. The
-        model runner calls it once a step, after `batch.load` and before the model, on the same
-        stream; the result may be left in `batch.metadata`. Does not synchronise.
+        model runner calls it once a step, after `batch.upload` and before `batch.fill` and the
+        model, on the same stream; the result may be left in `batch.metadata`. Does not synchronise.
 
-        A CUDA graph may hold the model's forward, never this call, which is made before the capture
-        and before every replay. So what `forward` reads on the device lies at fixed addresses:
-        `plan` writes in place, into buffers that the backend allocates once, on its first call, for
-        the largest batch (`batch.max_batch`, `batch.max_tokens`). And what `forward` reads on the
-        host depends on the batch's shape alone (`batch_size`, `num_decode`, `num_tokens`,
-        `max_query_len`), for which the graph was captured.
+        A CUDA graph may hold `batch.fill` and the model's forward, never this call, which is made
+        before the capture and before every replay. So what `forward` reads on the device lies at
+        fixed addresses: `plan` writes in place, into buffers that the backend allocates once, on
+        its first call, for the largest batch (`batch.max_batch`, `batch.max_tokens`). And what
+        `forward` reads on the host depends on the batch's shape alone (`batch_size`, `num_tokens`,
+        `max_query_len`, `has_chunks`; in a step without chunks `num_decode`), for which the graph
+        was captured.
 
         The default is for backends that need nothing but the batch."""
 
@@ -97,6 +121,33 @@ class AttentionBackend(ABC):
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, head_dim], of the KV cache's dtype, over
+        """Causal attention of q [T, num_heads, head_dim], of the layout's `query_dtype`, over
         `batch.kv_pool`, into `out` of the same shape and dtype. Returns `out`; does not
         synchronise."""
+
+    def decode_latents(
+        self,
+        layer: LatentSpec,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """Causal attention of the decode entries' tokens in the absorbed form: q_latent [T,
+        num_heads, latent_dim] and q_rope [T, num_heads, rope_dim], of the layout's `query_dtype`,
+        over the latents of `batch.kv_pool`, into `out`, of q_latent's shape and dtype. Returns
+        `out`; does not synchronise."""
+        raise NotImplementedError(f"{type(self).__name__} has no latent attention")
+
+    def prefill_latents(
+        self,
+        layer: LatentSpec,
+        q: torch.Tensor,
+        expand: Expand,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """Causal attention of the chunks' tokens: q [T, num_heads, nope_dim + rotary values] over
+        the keys and values that `expand` makes of the cached latents, into `out` [T, num_heads,
+        value_dim]. Returns `out`."""
+        raise NotImplementedError(f"{type(self).__name__} has no latent attention")

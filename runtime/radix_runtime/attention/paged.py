@@ -6,7 +6,8 @@ from .. import ops
 from ..batch import ForwardBatch
 from ..device import Device
 from ..model_config import ModelConfig
-from .base import AttentionBackend, AttentionSpec
+from . import latent
+from .base import AttentionBackend, AttentionSpec, Expand, LatentSpec
 
 
 class PagedAttention(AttentionBackend):
@@ -15,55 +16,50 @@ class PagedAttention(AttentionBackend):
     are in a batch of their own."""
 
     supports_fused_decoder = True
-
-    def __init__(self, config: ModelConfig, device: Device) -> None:
-        super().__init__(config, device)
-        # cu_seqlens_q of a mixed batch's prefill rows, int32 [max_batch + 1].
-        self._prefill_cu_seqlens: torch.Tensor | None = None
+    supports_latents = True
 
     @classmethod
     def supports(
         cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
     ) -> bool:
         dtype = str(kv_dtype).removeprefix("torch.")
-        # On the CPU a source tree without the library runs the wheel's reference.
-        return device.is_cpu or ops.has_native("flash_attn_with_kvcache", dtype, device.kind)
-
-    def plan(self, batch: ForwardBatch) -> None:
-        if self.device.is_cpu:
-            return
-        if self._prefill_cu_seqlens is None:
-            self._prefill_cu_seqlens = batch.cu_seqlens_q.new_empty(batch.max_batch + 1)
-        if not 0 < batch.num_decode < batch.batch_size:
-            return
-        prefill = batch.cu_seqlens_q[batch.num_decode :]
-        buffer = self._prefill_cu_seqlens[: len(prefill)]
-        batch.metadata = torch.sub(prefill, batch.num_decode, out=buffer)
+        if device.is_cpu:  # a source tree without the library runs the wheel's reference
+            return kv_dtype != torch.float8_e4m3fn
+        if config.spec.keeps_latents:  # Triton's kernels serve them too
+            is_known = kv_dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+            has_kernel = ops.has_native("mla_decode", "bfloat16", device.kind)
+            return is_known and (has_kernel or ops.has_triton())
+        return ops.has_native("flash_attn_with_kvcache", dtype, device.kind)
 
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
-        if batch.metadata is None:
+        padded = batch.shape is not None
+        if self.device.is_cpu or not batch.has_chunks or (not padded and batch.num_decode == 0):
             return attend(layer, q, batch, out)
-        n = batch.num_decode
-        attend(
-            layer,
-            q[:n],
-            batch,
-            out[:n],
-            rows=slice(0, n),
-            cu_seqlens_q=batch.cu_seqlens_q[: n + 1],
-            max_seqlen_q=1,
-        )
-        attend(
-            layer,
-            q[n:],
-            batch,
-            out[n:],
-            rows=slice(n, None),
-            cu_seqlens_q=batch.metadata,
-        )
-        return out
+        # To each of the two calls the entries of the other kind have no tokens.
+        attend(layer, q, batch, out, cu_seqlens_q=batch.decode_cu_seqlens, max_seqlen_q=1)
+        return attend(layer, q, batch, out, cu_seqlens_q=batch.chunk_cu_seqlens)
+
+    def decode_latents(
+        self,
+        layer: LatentSpec,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        return latent.decode(layer, q_latent, q_rope, batch, out)
+
+    def prefill_latents(
+        self,
+        layer: LatentSpec,
+        q: torch.Tensor,
+        expand: Expand,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        return latent.prefill(layer, q, expand, batch, out)
 
 
 def attend(
@@ -72,25 +68,26 @@ def attend(
     batch: ForwardBatch,
     out: torch.Tensor,
     *,
-    rows: slice = slice(None),
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     implementation: str = "auto",
 ) -> torch.Tensor:
-    """The wheel's attention of `rows` of the batch, into `out`, which is returned. q and out: those
-    rows' tokens. cu_seqlens_q and max_seqlen_q are the whole batch's by default; implementation as
-    in `ops.flash_attn_with_kvcache`."""
+    """The wheel's attention of the batch, into `out`, which is returned. cu_seqlens_q and
+    max_seqlen_q are the batch's by default; implementation as in `ops.flash_attn_with_kvcache`."""
+    pool = batch.kv_pool
     ops.flash_attn_with_kvcache(
         q,
-        batch.kv_pool.k[layer.layer_id],
-        batch.kv_pool.v[layer.layer_id],
-        batch.page_table[rows],
-        batch.kv_lens[rows],
+        pool.k[layer.layer_id],
+        pool.v[layer.layer_id],
+        batch.page_table,
+        batch.kv_lens,
         batch.cu_seqlens_q if cu_seqlens_q is None else cu_seqlens_q,
         softmax_scale=layer.scale,
         window_size=(-1 if layer.window is None else layer.window - 1, -1),
         softcap=layer.softcap or 0.0,
         sinks=layer.sinks,
+        k_scale=pool.k_scale.get(layer.layer_id),
+        v_scale=pool.v_scale.get(layer.layer_id),
         max_seqlen_q=batch.max_query_len if max_seqlen_q is None else max_seqlen_q,
         out=out,
         implementation=implementation,

@@ -39,11 +39,12 @@ def choose_attention_backend(
     candidates = [FORMER_BACKENDS.get(name, name)] if name else [*_OURS]
     for candidate in candidates:
         backend = attention_backends.get(candidate)
-        if backend.supports(config, device, kv_dtype, page_size):
+        serves_latents = backend.supports_latents or not config.spec.keeps_latents
+        if serves_latents and backend.supports(config, device, kv_dtype, page_size):
             return candidate
     names = " / ".join(candidates)
     cache = f"{kv_dtype} KV and page size {page_size}"
     raise ConfigError(
-        f"attention backend {names} does not support {config.architecture} with head_dim "
-        f"{config.head_dim}, {cache} on {device.kind}"
+        f"attention backend {names} does not support {config.architecture} with {cache} on "
+        f"{device.kind}"
     )

@@ -23,7 +23,7 @@ class TritonAttention(AttentionBackend):
     def supports(
         cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
     ) -> bool:
-        return not device.is_cpu and ops.has_triton()
+        return not device.is_cpu and kv_dtype != torch.int8 and ops.has_triton()
 
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor

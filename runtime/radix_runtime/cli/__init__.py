@@ -6,6 +6,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError, RequestError
+from ..signals import exits_on_signals
 from .flags import Parser
 
 # A command's module is imported when it is used: `serve` must not load torch, `generate` does.
@@ -54,7 +55,14 @@ def _run(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}; there are {', '.join(COMMANDS)}")
+    if name == "serve":  # a server that is stopped while it starts has not failed
+        with exits_on_signals():
+            return _run_command(name, arguments[1:])
+    return _run_command(name, arguments[1:])
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
     module = import_module(f"{__name__}.{name}")
     parser = Parser(prog=f"radix {name}", description=COMMANDS[name])
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(arguments[1:])))
+    return int(module.run(parser.parse_args(arguments)))

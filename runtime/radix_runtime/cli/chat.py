@@ -135,7 +135,11 @@ class _Server:
         async with Client(self._url, self._key) as client:
             async for chunk in client.chunks("/v1/chat/completions", body):
                 for choice in chunk["choices"]:
-                    show(choice["delta"].get("content") or "")
+                    delta = choice["delta"]
+                    # Reasoning is shown, and not a part of the conversation.
+                    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                    print(thought, end="", flush=True)
+                    show(delta.get("content") or "")
 
 
 def _converse(model: Model, system: str | None) -> None:

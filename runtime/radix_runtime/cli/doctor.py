@@ -1,18 +1,21 @@
-"""`radix doctor`: what is installed and what the machine has; each problem with its remedy."""
+"""`radix doctor`: what is installed and what the machine has, or of a model (doctor_model.py); each
+problem with its remedy."""
 
 import argparse
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
 from .. import __version__
 from ..errors import EXIT_CONFIG, ConfigError
+from . import doctor_model
+from .doctor_facts import Facts, Problem
 
 _GIB = 1 << 30
 _NAME_WIDTH = 18  # of the first column, at least
@@ -20,18 +23,9 @@ _MIN_DRIVER = 580
 _REINSTALL = "reinstall the kernel wheel"
 
 
-class Problem(NamedTuple):
-    """What is wrong with an installation, and how to mend it."""
-
-    what: str
-    remedy: str
-
-
-Facts = Iterator[tuple[str, object] | Problem]  # rows of the table (name, value), and problems
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `radix doctor`."""
+    doctor_model.add_arguments(parser)
     parser.add_argument("--ops", action="store_true", help="list which kernel serves each op")
 
 
@@ -39,7 +33,9 @@ def run(namespace: argparse.Namespace) -> int:
     """Prints facts, then problems; EXIT_CONFIG if there are any."""
     console = Console(soft_wrap=True)
     problems: list[Problem] = []
-    sections = [_packages, _kernels, _machine, _gpu]
+    sections: list[Callable[[], Facts]] = [_packages, _kernels, _machine, _gpu]
+    if namespace.model is not None:
+        sections = [partial(doctor_model.model_facts, namespace)]
     if namespace.ops:
         sections.append(_ops)
     for section in sections:
@@ -91,7 +87,7 @@ def _kernels() -> Facts:
     facts = ops.capabilities()
     yield "kernel library", f"{facts['version']}, backend {facts['backend']}"
     yield "instruction set", facts["isa"]
-    yield "kernel devices", ", ".join(facts["devices"])
+    yield "kernel devices", ", ".join(facts["devices"]) or "none"
     if facts["backend"] is None:
         yield Problem(
             "no native kernels: all would run on the slow reference",
@@ -136,3 +132,5 @@ def _gpu() -> Facts:
         yield "gpu", "none that torch can use"
         if driver.is_file() and torch.version.cuda is None:
             yield Problem("there is a GPU, but torch is a CPU build", "install torch for CUDA")
+    kind = import_module("radix_runtime.device").Device.resolve().kind
+    import_module("radix_runtime.ops").check_device(kind)

@@ -19,10 +19,11 @@ _ALWAYS = {
     "enable-prefix-caching": "accepted: prefixes are shared unless --disable-radix-cache",
     "enable-chunked-prefill": "accepted: long prompts are always computed in chunks",
 }
-_ALWAYS_OF_SERVERS = {"enable-metrics": "accepted: /metrics is always there"}
+_ALWAYS_OF_SERVERS = {
+    "enable-metrics": "accepted: /metrics is always there",
+    "enable-auto-tool-choice": "accepted: tools are called as the model likes by default",
+}
 # Flags of other servers that are known and not built.
-_TOOLS = "tool calls are not parsed yet"
-_REASONING = "reasoning is not parsed out of the text yet"
 _LORA = "adapters are not loaded yet"
 _SPECULATION = "there is no speculative decoding yet"
 _UNBUILT_FLAGS = {
@@ -30,9 +31,6 @@ _UNBUILT_FLAGS = {
         "no code of a model's directory is ever run; an architecture that is not supported can be "
         "added by an installed package (entry point radix.models)"
     ),
-    "--tool-call-parser": _TOOLS,
-    "--enable-auto-tool-choice": _TOOLS,
-    "--reasoning-parser": _REASONING,
     "--enable-lora": _LORA,
     "--lora-modules": _LORA,
     "--lora-paths": _LORA,
@@ -104,7 +102,8 @@ def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = Fal
 
 
 def _add_flag(section: argparse._ArgumentGroup, field: Field[Any], annotation: Any) -> None:
-    """The flag of one field: its type is the annotation's, int of `int | None`."""
+    """The flag of one field: its type is the annotation's, int of `int | None` and, with one value
+    or more, of `list[int] | None`."""
     names = [flag_name(field.name), *field.metadata["aliases"]]
     help = field.metadata["help"].replace("%", "%%")
     members = typing.get_args(annotation)
@@ -112,6 +111,10 @@ def _add_flag(section: argparse._ArgumentGroup, field: Field[Any], annotation: A
     if kind is bool:
         section.add_argument(*names, action="store_true", help=help)
         return
+    options: dict[str, Any] = {}
+    if typing.get_origin(kind) is list:
+        kind = typing.get_args(kind)[0]
+        options["nargs"] = "+"
     choices = field.metadata.get("choices")
     if field.default is not None:
         help += " (default: %(default)s)"
@@ -121,6 +124,7 @@ def _add_flag(section: argparse._ArgumentGroup, field: Field[Any], annotation: A
         default=field.default,
         metavar=f"{{{','.join(choices)}}}" if choices else kind.__name__.upper(),
         help=help,
+        **options,
     )
 
 

@@ -3,13 +3,14 @@
 import argparse
 import ipaddress
 import logging
+import os
 import socket
 from contextlib import closing
 from importlib import import_module
 from typing import Any
 
-from ..config import ServerArgs
-from ..hub import DEMO_MODEL_NAME, resolve_model_path
+from ..config import SECRETS, ServerArgs
+from ..hub import DEMO_MODEL_NAME, resolve_model_path, served_name
 from ..log import setup_logging
 from ..model_config import ModelConfig
 from ..prepare import Prepared, prepare_model
@@ -17,6 +18,8 @@ from ..processes.child import Info
 from ..processes.supervisor import Supervisor
 from ..server.listener import bind_port
 from ..start_log import pool_warning, served_lines
+from ..text.answer_format import find_format
+from ..text.tokenizer import load_tokenizer
 from .flags import add_model_argument, add_server_flags, changed, explain, server_args
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Serves until a signal or a death ends the server; its exit code."""
     args = server_args(namespace)
+    _take_keys_from_environment(args)
     if namespace.explain_config:
         print(explain(args, _resolved(args)))
         return 0
@@ -42,14 +46,22 @@ def run(namespace: argparse.Namespace) -> int:
     log.debug("all settings (* = not the default):\n%s", explain(args))
     with closing(bind_port(args.host, args.port)) as listener:
         _warn_if_open(args, listener)
-        if args.served_model_name is None:  # clients keep the name that was given
-            args.served_model_name = args.model_path or DEMO_MODEL_NAME
+        if args.served_model_name is None:
+            args.served_model_name = served_name(args.model_path)
         prepared = prepare_model(args)
 
         def announce(url: str, info: Info) -> None:
             _announce(prepared, url, info)
 
         return Supervisor(prepared.args, listener=listener, on_serving=announce).run()
+
+
+def _take_keys_from_environment(args: ServerArgs) -> None:
+    """Keys on a command line can be read by every user of the machine."""
+    for name in SECRETS:
+        if getattr(args, name) is None:
+            setattr(args, name, os.environ.get(f"RADIX_{name.upper()}"))
+    args.validate()
 
 
 def _resolved(args: ServerArgs) -> dict[str, Any]:
@@ -63,7 +75,10 @@ def _resolved(args: ServerArgs) -> dict[str, Any]:
     facts: dict[str, Any] = import_module("radix_runtime.engine.facts").resolved_settings(
         args, config
     )
-    return facts
+    if args.skip_tokenizer_init:
+        return facts
+    tokenizer = load_tokenizer(args.tokenizer_path or folder, args.chat_template)
+    return {**facts, **find_format(args, tokenizer).facts()}
 
 
 def _announce(prepared: Prepared, url: str, info: Info) -> None:
@@ -75,11 +90,14 @@ def _announce(prepared: Prepared, url: str, info: Info) -> None:
         config=prepared.config,
         size=prepared.size,
         quantization=args.quantization,
+        takes_text=not args.skip_tokenizer_init,
         info=info,
     )
     for line in lines:
         log.info("%s", line)
-    if not info["has_chat_template"]:
+    if args.skip_tokenizer_init:
+        log.info("no tokenizer: token ids only, by /generate with input_ids")
+    elif not info["has_chat_template"]:
         log.warning(
             "this model has no chat template: /v1/chat/completions refuses, /v1/completions works; "
             "--chat-template gives it one"

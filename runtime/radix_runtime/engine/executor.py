@@ -60,6 +60,8 @@ class LocalExecutor:
         self, args: ServerArgs, config: ModelConfig, communicator: Communicator | None = None
     ) -> None:
         device = Device.resolve(args.device)
+        ops.check_device(device.kind)
+        self._device = device
         self._communicator = communicator or Communicator()
         self._stream = DeferredStream(device.stream(self._check))
         try:
@@ -150,6 +152,13 @@ class LocalExecutor:
         """Executor.close."""
         self._stream.shutdown()
         self._communicator.close()
+        self._release()
+
+    def _release(self) -> None:
+        """Gives back the memory of the model, the KV pool and the graphs."""
+        if hasattr(self, "runner"):
+            del self.runner
+        self._device.release_memory()
 
 
 class TPExecutor(LocalExecutor):
@@ -227,3 +236,4 @@ class TPExecutor(LocalExecutor):
         self._stream.shutdown()
         self._group.close()
         self._communicator.close()
+        self._release()

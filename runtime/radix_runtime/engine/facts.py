@@ -1,7 +1,6 @@
 """What an engine runs with: settings as they were resolved, and what it holds in memory."""
 
 import os
-from typing import Any
 
 import torch
 
@@ -10,7 +9,10 @@ from ..attention.registry import choose_attention_backend
 from ..config import ServerArgs
 from ..device import Device
 from ..distributed import core_share
+from ..layers.weight import weight_bytes
+from ..memory.kv_layout import kv_dtype_named, kv_layout
 from ..model_config import ModelConfig
+from .device_defaults import with_device_defaults
 from .model_runner import ModelRunner
 
 Facts = dict[str, float | int | str | None]
@@ -19,11 +21,21 @@ Facts = dict[str, float | int | str | None]
 def resolved_settings(args: ServerArgs, config: ModelConfig) -> Facts:
     """The settings that are decided at start, under their names in ServerArgs, with the values that
     they get. Loads nothing; `device` is cpu, cuda or rocm. Raises ConfigError."""
+    args = with_device_defaults(args)
     device = Device.resolve(args.device, count=args.tp_size)
     dtype = config.dtype if args.dtype == "auto" else args.dtype
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    model_type = getattr(torch, dtype)
+    cache_type = kv_dtype_named(kv_dtype, model_type)
     backend = choose_attention_backend(
-        args.attention_backend, config, device, getattr(torch, kv_dtype), args.page_size
+        args.attention_backend, config, device, cache_type, args.page_size
+    )
+    kv_layout(  # whether the cache can have that type
+        config.spec,
+        kv_dtype=cache_type,
+        dtype=model_type,
+        page_size=args.page_size,
+        ranks=args.tp_size,
     )
     return {
         "dtype": dtype,
@@ -32,7 +44,8 @@ def resolved_settings(args: ServerArgs, config: ModelConfig) -> Facts:
         "num_threads": _num_threads(args.num_threads) if device.is_cpu else None,
         "attention_backend": backend,
         "context_length": args.context_length or config.max_context,
-        "max_queued_requests": args.queue_limit,
+        "max_running_requests": args.max_running_requests,
+        "chunked_prefill_size": args.chunked_prefill_size,
     }
 
 
@@ -49,20 +62,15 @@ def engine_facts(runner: ModelRunner) -> Facts:
     name = None
     if not device.is_cpu:
         name = torch.cuda.get_device_properties(device.torch_device).name
-    pool = runner.kv_pool
+    weights = weight_bytes(runner.model)
+    kv_cache = sum(tensor.nbytes for tensor in runner.kv_pool.tensors())
     return {
         "device_name": name,
         "isa": ops.capabilities()["isa"] if device.is_cpu else None,
-        "weight_bytes": weight_bytes(runner.model),
-        "kv_cache_bytes": sum(tensor.nbytes for tensor in (*pool.k, *pool.v)),
+        "cuda_graphs": runner.num_graphs,
+        "weight_bytes": weights,
+        "kv_cache_bytes": kv_cache,
+        # What the largest steps, CUDA graphs and their buffers keep.
+        "step_bytes": max(0, runner.taken_memory - weights - kv_cache),
+        "free_bytes": runner.free_memory,
     }
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a model's tensors and packed weights; what two modules share counts once."""
-    held: dict[int, Any] = {}
-    for module in model.modules():
-        for value in (*vars(module).values(), *module.parameters(False), *module.buffers(False)):
-            if isinstance(value, (torch.Tensor, ops.PackedWeight)):
-                held[id(value)] = value
-    return sum(int(value.nbytes) for value in held.values())

@@ -7,9 +7,12 @@ from ..hub import DEMO_MODEL_DIR
 
 _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-static
 _CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
-_GPU_FRACTION = 0.88
+# Spared on a GPU, without --mem-fraction-static: for penalties, masks and fragmentation.
+_GPU_SPARE_SHARE = 0.12
+_GPU_SPARE_MOST = 6 << 30  # bytes
 _DEMO_LIMIT = 512 << 20  # bytes
 _MIB = 1 << 20
+_GIB = 1 << 30
 
 
 def kv_pages(
@@ -20,19 +23,20 @@ def kv_pages(
     ranks: int,
     full_pages: int,
     before: Memory,
+    reserved: int = 0,
 ) -> int:
     """Pages of this rank's pool, measured after the weights were loaded: `--max-total-tokens`, or
     what the memory gives (on a GPU, what the largest steps have left).
 
     `page_bytes` is what a page takes on this rank; `ranks` share the memory; `full_pages` hold
-    every running request at its longest; `before` is the memory before any weights were loaded.
-    Raises ConfigError with the numbers."""
+    every running request at its longest; `before` is the memory before any weights were loaded;
+    `reserved` bytes of a GPU will be taken by others. Raises ConfigError with the numbers."""
     memory = device.memory()
-    room = memory.available // ranks
+    room = max(0, memory.available - reserved) // ranks
     if args.max_total_tokens is not None:
         return _requested_pages(args, page_bytes, room)
     if not device.is_cpu:
-        budget = _gpu_budget(args, memory)
+        budget = _gpu_budget(args, memory) - reserved
     elif args.mem_fraction_static is not None:
         weights = max(0, before.available - memory.available)
         budget = int(before.available * args.mem_fraction_static) - weights
@@ -43,10 +47,8 @@ def kv_pages(
         budget = min(budget, _DEMO_LIMIT)
     budget = min(room, budget // ranks)
     if budget < page_bytes:
-        left = f"{budget // _MIB} MiB are left after the weights"
-        page = f"a page takes {page_bytes / _MIB:.1f} MiB"
-        flags = "see --mem-fraction-static and --page-size"
-        raise ConfigError(f"no memory for a KV cache: {left}, {page}; {flags}")
+        text = _no_room(args, device, page_bytes, before=before, now=memory, reserved=reserved)
+        raise ConfigError(text)
     pages = budget // page_bytes
     return min(full_pages, pages) if args.disable_radix_cache else pages
 
@@ -61,9 +63,54 @@ def _requested_pages(args: ServerArgs, page_bytes: int, room: int) -> int:
 
 
 def _gpu_budget(args: ServerArgs, memory: Memory) -> int:
-    fraction = args.mem_fraction_static or _GPU_FRACTION
     used = memory.total - memory.available
-    return int(memory.total * fraction) - used
+    return int(memory.total * _gpu_fraction(args, memory.total)) - used
+
+
+def _gpu_fraction(args: ServerArgs, total: int) -> float:
+    """The share of a GPU's `total` bytes that is used."""
+    if args.mem_fraction_static is not None:
+        return args.mem_fraction_static
+    return 1 - min(_GPU_SPARE_SHARE, _GPU_SPARE_MOST / total)
+
+
+def _no_room(
+    args: ServerArgs,
+    device: Device,
+    page_bytes: int,
+    *,
+    before: Memory,
+    now: Memory,
+    reserved: int,
+) -> str:
+    """Who holds the memory that the KV cache lacks, and what would help."""
+    model = max(0, before.available - now.available)
+    if device.is_cpu:
+        share = _CPU_SHARE if args.mem_fraction_static is None else args.mem_fraction_static
+        whole = now.available if args.mem_fraction_static is None else before.available
+        of = f"{_gib(whole)} of available memory"
+        holders = f"the model takes {_gib(model)}"
+    else:
+        whole = now.total
+        share = _gpu_fraction(args, whole)
+        of = f"the GPU's {_gib(whole)}"
+        others = max(0, before.total - before.available)
+        holders = (
+            f"{_gib(others)} were in use before the model was loaded (by other processes and the "
+            f"driver), the model and its largest steps take {_gib(model)}"
+        )
+        if reserved:
+            holders += f", CUDA graphs {_gib(reserved)} (--cuda-graph-max-bs)"
+    return (
+        f"no memory for a KV cache: --mem-fraction-static {share:.3g} of {of} is "
+        f"{_gib(int(share * whole))}; {holders}; a page takes {page_bytes / _MIB:.1f} MiB; "
+        "raise --mem-fraction-static, free memory, or lower --chunked-prefill-size, "
+        "--max-running-requests or --page-size"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB"
 
 
 def _is_demo_model(args: ServerArgs) -> bool:

@@ -16,22 +16,30 @@ from .. import ops
 from ..attention.registry import create_attention_backend
 from ..batch import ForwardBatch
 from ..config import ServerArgs
-from ..device import Device, Memory, OutOfMemory, upload
+from ..device import Device, GraphRecorder, Memory, OutOfMemory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
 from ..layers.base import BuildContext
+from ..layers.weight import weight_bytes
+from ..memory.kv_layout import kv_dtype_named, kv_layout
 from ..memory.kv_pool import KVPool
 from ..messages import unpack_ids
 from ..model_config import ModelConfig
 from ..models.loader import load_model
-from ..quantization.registry import linear_methods
+from ..quantization.config import Target
+from ..quantization.registry import quantization_of
 from ..step_plan import LogprobSpan, StepPlan, StepResult
+from ..step_shape import StepShapes
+from .graph_sizes import choose_shapes
 from .kv_budget import kv_pages
+from .padded_steps import PaddedSteps, StepBuffers
+from .plain_steps import Drawn, PlainSteps
 from .profiler import Profiler
 from .row_state import RowState
-from .sampler import Sampled, Sampler
+from .sampler import Sampler
 from .warm_up import warm_up_plans
 
+_LEAST_GRAPH_BYTES = 1 << 20  # that a captured step is counted with
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
 # glibc keeps what packing has freed, a quarter of a small model, and what the first steps have:
 # back to the system.
@@ -71,10 +79,10 @@ class ModelRunner:
         if self.max_context > config.max_context:
             limit = f"the model's {config.max_context} positions"
             raise ConfigError(f"--context-length {self.max_context} exceeds {limit}")
-        self._max_batch = args.max_running_requests
-        self.max_rows = 2 * args.max_running_requests  # released rows wait for their last step
-        dtype = getattr(torch, config.dtype if args.dtype == "auto" else args.dtype)
-        kv_dtype = dtype if args.kv_cache_dtype == "auto" else getattr(torch, args.kv_cache_dtype)
+        self._dtype = getattr(torch, config.dtype if args.dtype == "auto" else args.dtype)
+        self._max_batch = args.running_limit
+        self.max_rows = 2 * self._max_batch  # released rows wait for their last step
+        kv_dtype = kv_dtype_named(args.kv_cache_dtype, self._dtype)
         self.backend = create_attention_backend(
             args.attention_backend, config, device, kv_dtype, args.page_size
         )
@@ -82,7 +90,8 @@ class ModelRunner:
         before = device.memory()
         communicator.barrier(_LOAD_TIMEOUT)
         try:
-            self._load(args, dtype)
+            self._load(args)
+            self._set_up_graphs(args)
             self._make_pool(args, kv_dtype, before)
         except (RuntimeError, MemoryError) as error:
             out_of_memory = OutOfMemory.of(error)
@@ -90,19 +99,21 @@ class ModelRunner:
                 raise
             raise ConfigError(_no_memory(device, out_of_memory)) from None
         _trim(0)
+        self.free_memory = device.memory().available
+        self.taken_memory = before.available - self.free_memory  # bytes since loading began
 
-    def _load(self, args: ServerArgs, dtype: torch.dtype) -> None:
+    def _load(self, args: ServerArgs) -> None:
         where = self.device.torch_device
         positions = self.max_context
         if self.device.is_cpu:  # no row is longer than the pool; on a GPU the warm-up's may be
             pages = -(-(args.max_total_tokens or self.max_context) // args.page_size)
             positions = min(positions, pages * args.page_size)
-        method = linear_methods.get(args.quantization or "dense")()
+        target = Target(device=where, dtype=self._dtype)
         ctx = BuildContext(
             communicator=self._comm,
             backend=self.backend,
-            linear_method=method,
-            dtype=dtype,
+            quantization=quantization_of(args.quantization, self.config.quantization, target),
+            dtype=self._dtype,
             device=where,
             max_positions=positions,
         )
@@ -116,54 +127,171 @@ class ModelRunner:
         self._state = RowState(self.max_rows, max_samples=self.max_samples, device=self.device)
         self._sampler = None
         if self._comm.rank == 0:
-            self._sampler = Sampler(self.max_rows, vocab_size=self.config.vocab_size, device=where)
+            self._sampler = Sampler(
+                self.max_rows,
+                vocab_size=self.config.vocab_size,
+                device=where,
+                max_samples=self._max_batch * self.max_samples,
+            )
 
-    def _make_pool(self, args: ServerArgs, dtype: torch.dtype, before: Memory) -> None:
+    def _set_up_graphs(self, args: ServerArgs) -> None:
+        """Whether steps are padded, to what, and whether graphs of them are captured."""
+        self._shapes: StepShapes | None = None
+        self._recorder: GraphRecorder | None = None
+        self._padded: PaddedSteps | None = None
+        if not self.pads_steps(args):
+            return
+        num_parameters = weight_bytes(self.model) // self._dtype.itemsize
+        # What is expanded of latents is as large as the chunks' rows are long.
+        with_chunks = not self.config.spec.keeps_latents
+        self._shapes = choose_shapes(
+            args,
+            num_parameters,
+            most_tokens=min(self._most_tokens(args), self._max_batch * self.max_context),
+            with_chunks=with_chunks,
+        )
+        self._buffers = StepBuffers.empty(
+            self._shapes,
+            hidden_size=self.config.spec.hidden_size,
+            vocab_size=self.config.vocab_size,
+            dtype=self._dtype,
+            device=self.device.torch_device,
+            with_logits=self._sampler is not None,
+        )
+        if not args.disable_cuda_graph and self.backend.capturable:
+            self._recorder = self.graph_recorder()
+
+    def pads_steps(self, args: ServerArgs) -> bool:
+        """Whether steps are padded to few shapes. On the CPU no bit depends on the shape, and there
+        are no graphs."""
+        return not self.device.is_cpu
+
+    def graph_recorder(self) -> GraphRecorder | None:
+        """What captures steps."""
+        return self.device.graph_recorder()
+
+    def _make_pool(self, args: ServerArgs, kv_dtype: torch.dtype, before: Memory) -> None:
         world = self._comm.world_size
-        shape = {
-            "num_layers": self.config.num_layers,
-            "page_size": args.page_size,
-            "num_kv_heads": self.config.kv_heads_per_rank(world),
-            "head_dim": self.config.head_dim,
-        }
-        make_pool = partial(KVPool, **shape, dtype=dtype, device=self.device)
-        if not self.device.is_cpu:
+        layout = kv_layout(
+            self.config.spec,
+            kv_dtype=kv_dtype,
+            dtype=self._dtype,
+            page_size=args.page_size,
+            ranks=world,
+        )
+        make_pool = partial(KVPool, layout, device=self.device)
+        trial = None
+        graph_bytes = 0
+        if not self.device.is_cpu or self._recorder is not None:
             # torch keeps the memory of the largest steps: the pool cannot have it.
             self._use_pool(make_pool(num_pages=1), args)
+            # Graphs hold the addresses of the pool and are captured anew; those of the trial keep
+            # the memory that both share until then.
+            trial = self._padded
+            graph_bytes = self._try_graphs()
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
         pages = kv_pages(
             args,
             self.device,
-            KVPool.page_bytes(**shape, dtype=dtype),
+            layout.page_bytes,
             ranks=world if self.device.is_cpu else 1,
-            full_pages=args.max_running_requests * -(-self.max_context // args.page_size),
+            full_pages=self._max_batch * -(-self.max_context // args.page_size),
             before=before,
+            reserved=graph_bytes,
         )
         mine = torch.tensor([pages], device=self.device.torch_device)
         self._use_pool(make_pool(num_pages=int(self._comm.all_gather(mine).min())), args)
+        if self._padded is not None:
+            self._capture(self._padded.capture_plans())
+        del trial
+
+    def _most_tokens(self, args: ServerArgs) -> int:
+        """Tokens that a step may have."""
+        tokens = max(args.step_tokens, self._max_batch)
+        if args.step_tokens == -1:
+            tokens = self.max_context + self.max_rows
+        return tokens + self._max_batch * (self.max_samples - 1)  # drafts come on top
 
     def _use_pool(self, pool: KVPool, args: ServerArgs) -> None:
         """From now on steps run on `pool`: first those of the warm-up, into its dummy page."""
-        max_tokens = max(args.chunked_prefill_size, self._max_batch)
-        if args.chunked_prefill_size == -1:
-            max_tokens = self.max_context + self.max_rows
-        max_tokens += self._max_batch * (self.max_samples - 1)  # drafts come on top
         self.kv_pool = pool
         self.batch = ForwardBatch(
             self.device,
             pool,
-            max_tokens=max_tokens,
+            max_tokens=self._most_tokens(args),
             max_batch=self._max_batch,
             max_rows=self.max_rows,
             max_context=self.max_context,
             max_samples=self.max_samples,
             expands_decode=self.backend.expands_decode,
+            fixed_width=self._shapes is not None,
         )
+        self._plain = PlainSteps(
+            self.model,
+            batch=self.batch,
+            state=self._state,
+            sampler=self._sampler,
+            communicator=self._comm,
+            logits=self._logits,
+        )
+        if self._shapes is not None:
+            self._padded = PaddedSteps(
+                self._shapes,
+                self.model,
+                batch=self.batch,
+                state=self._state,
+                sampler=self._sampler,
+                communicator=self._comm,
+                buffers=self._buffers,
+                recorder=self._recorder,
+            )
         for plan in warm_up_plans(self.batch):
             self._state.reset(committed_len=int(plan.kv_len[0]) - 1)
             self.run(plan)
         self._state.reset()
         self.device.synchronize()
+
+    def _try_graphs(self) -> int:
+        """Captures the graphs that take the most memory, and measures. Returns how many bytes the
+        others will take beside what has been taken now."""
+        if self._padded is None or self._recorder is None:
+            return 0
+        plans = self._padded.capture_plans()
+        shapes = self._padded.shapes
+        largest = [plans[0], plans[len(shapes.token_sizes)]]
+        self._capture([*largest, plans[-1]])
+        before = self.device.memory().available
+        self._capture(plans[-2:-1])
+        each = max(before - self.device.memory().available, _LEAST_GRAPH_BYTES)
+        kept = sum(shapes.token_sizes) + sum(shapes.decode_sizes)  # hidden states, of all bodies
+        return each * len(plans) + kept * self.config.spec.hidden_size * self._dtype.itemsize
+
+    def _capture(self, plans: list[StepPlan]) -> None:
+        """Runs these steps, which end in the dummy page, and captures their parts."""
+        assert self._padded is not None
+        graphs = self._padded.graphs
+        if self._recorder is None:
+            return
+        graphs.capturing = True
+        try:
+            for plan in plans:
+                self._state.reset(committed_len=int(plan.kv_len[0]) - 1)
+                self.run(plan)
+        except (RuntimeError, NotImplementedError) as error:
+            if OutOfMemory.of(error) is not None:
+                raise
+            raise ConfigError(
+                f"the model cannot be captured in CUDA graphs ({error}); see --disable-cuda-graph"
+            ) from error
+        finally:
+            graphs.capturing = False
+        self._state.reset()
+        self.device.synchronize()
+
+    @property
+    def num_graphs(self) -> int:
+        """CUDA graphs that steps are replayed from."""
+        return 0 if self._padded is None else len(self._padded.graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`forward` and `draw`."""
@@ -176,15 +304,23 @@ class ModelRunner:
         if self._sampler is not None:
             for state in plan.new_rows:
                 self._sampler.admit(state)
-        self.batch.load(plan, self._state.next_token, self._state.committed_len)
+        shape = None if self._padded is None else self._padded.shapes.of(plan)
+        self.batch.upload(plan, shape)
         self.backend.plan(self.batch)
         with self.profiler.span(f"forward {self.batch.num_tokens} tokens"):
-            hidden = self.model(self.batch)
-        scores = [self._score(plan, span, hidden) for span in plan.logprob_spans]
+            all_hidden, hidden = self._steps.forward()
+        scores = [self._score(plan, span, all_hidden) for span in plan.logprob_spans]
         return Forwarded(
-            hidden=hidden.index_select(0, self.batch.logit_rows),
+            hidden=hidden,
             prompt_logprobs=[score for score in scores if score is not None],
         )
+
+    @property
+    def _steps(self) -> PlainSteps | PaddedSteps:
+        """What runs the step of the batch."""
+        if self.batch.shape is None or self._padded is None:
+            return self._plain
+        return self._padded
 
     def _score(
         self, plan: StepPlan, span: LogprobSpan, hidden: torch.Tensor
@@ -209,19 +345,16 @@ class ModelRunner:
         if masks is not None:
             words = np.ascontiguousarray(masks).view(np.int32)
             bitmask = upload(words, self.device.torch_device)
+        rows = np.repeat(plan.rows, plan.num_samples)
         with self.profiler.span("draw"):
-            sampled = self._sample(plan, forwarded.hidden, bitmask)
-            return self._finish(plan, forwarded, sampled)
+            drawn = self._steps.draw(forwarded.hidden, rows, bitmask)
+        return self._result(plan, forwarded, drawn)
 
     @torch.inference_mode()
     def skip_draw(self, plan: StepPlan, forwarded: Forwarded) -> StepResult:
         """Instead of `draw`, on rank 0: every sample is -1, as for logits that are not finite. A
         later step finds valid state."""
-        count = len(forwarded.hidden)
-        if count:
-            self._compute_logits(forwarded.hidden)  # the other ranks draw: it is a collective
-        ids = torch.full((count,), -1, dtype=torch.int32, device=self.device.torch_device)
-        return self._finish(plan, forwarded, Sampled(ids))
+        return self._result(plan, forwarded, self._steps.fail_draw(forwarded.hidden))
 
     def check_masks(self, plan: StepPlan, masks: np.ndarray) -> None:
         """Raises ValueError unless `masks` are uint32 [S, ceil(V / 32)]."""
@@ -230,36 +363,11 @@ class ModelRunner:
             found = f"{masks.dtype} {list(masks.shape)}"
             raise ValueError(f"they are {found}, the step needs uint32 {list(wanted)}")
 
-    def _sample(
-        self, plan: StepPlan, hidden: torch.Tensor, bitmask: torch.Tensor | None
-    ) -> Sampled:
-        """Rank 0's samples; on the others memory for the ids, which are to be received."""
-        count = len(hidden)
-        rows = np.repeat(plan.rows, plan.num_samples)
-        sampler = self._sampler
-        if sampler is not None and bitmask is None and count and sampler.is_greedy(rows):
-            ids = self.model.greedy_tokens(hidden)
-            if ids is not None:
-                return Sampled(ids)
-        if count:
-            logits = self._compute_logits(hidden)
-            if logits is not None and sampler is not None:
-                before = self.batch.positions.index_select(0, self.batch.logit_rows)
-                return sampler.sample(logits, rows, before.long() + 1, bitmask)
-        return Sampled(torch.empty(count, dtype=torch.int32, device=hidden.device))
-
-    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        out = None if self._logits is None else self._logits[: len(hidden)]
-        return self.model.compute_logits(hidden, out)
-
-    def _finish(self, plan: StepPlan, forwarded: Forwarded, sampled: Sampled) -> StepResult:
-        """Tells the other ranks the ids and moves the rows on."""
+    def _result(self, plan: StepPlan, forwarded: Forwarded, drawn: Drawn) -> StepResult:
         counts = np.ones(self.batch.num_sampling, np.int32)
-        if len(sampled.ids):
-            self._comm.broadcast(sampled.ids)
-            accepted = self._state.accept(self.batch, sampled.ids)
-            if self.batch.num_samples > self.batch.num_sampling:
-                counts = self._to_host(accepted)
+        if drawn.counts is not None:
+            counts = self._to_host(drawn.counts)
+        sampled = drawn.sampled
         return StepResult(
             step_id=plan.step_id,
             ids=self._to_host(sampled.ids),

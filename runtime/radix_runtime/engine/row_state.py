@@ -7,41 +7,42 @@ from ..device import Device
 
 
 class RowState:
-    """Tokens to decode next and committed lengths; row `max_rows` is the dummy row.
+    """Tokens to decode next and committed lengths:
 
-        next_token     int32 [max_rows + 1, max_samples]  last accepted token, then drafts
-        committed_len  int32 [max_rows + 1]               tokens of the row that are in its pages
+        next_token     int32 [max_rows + 2, max_samples]  last accepted token, then drafts
+        committed_len  int32 [max_rows + 2]               tokens of the row that are in its pages
                                                           for good; 0 of the dummy row
+
+    Element `max_rows` is the dummy row's, which padding reads; the last is the scratch row's, which
+    takes the updates of padding and is not read.
 
     Written on the engine's stream only, so a step finds what the one before it has left, whether
     or not the host has seen that yet."""
 
     def __init__(self, max_rows: int, max_samples: int, device: Device) -> None:
-        shape = (max_rows + 1, max_samples)
+        shape = (max_rows + 2, max_samples)
         where = device.torch_device
         self.max_samples = max_samples
         self.next_token = torch.zeros(shape, dtype=torch.int32, device=where)
-        self.committed_len = torch.zeros(max_rows + 1, dtype=torch.int32, device=where)
+        self.committed_len = torch.zeros(max_rows + 2, dtype=torch.int32, device=where)
         self._accepted = self.next_token[:, 0]
         self._ones = torch.ones(max_rows, dtype=torch.int32, device=where)
 
     def accept(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor:
-        """Moves the rows of `batch` past what it accepts of `ids` int32 [S], its samples.
+        """Moves the rows of `batch` past what it accepts of `ids`, int32: its samples, with those
+        of padding.
 
         Of an entry the first sample is accepted, and each further one whose draft equals the sample
         before it. The last accepted one is the row's next token; a decode row is longer by the
         accepted ones. Returns how many those are, int32 [N]. Does not synchronise."""
-        rows = batch.sample_rows
-        if batch.num_samples == len(rows):
-            counts = self._ones[: len(rows)]
-            last = ids
-        else:
-            starts = batch.cu_samples[:-1]
+        if batch.is_ragged:
             counts = self._count_accepted(batch, ids)
-            last = ids.index_select(0, starts + counts - 1)
-        self._accepted.index_put_((rows,), last)
-        decoded = batch.num_decode_rows
-        self.committed_len.index_add_(0, rows[:decoded], counts[:decoded])
+            last = ids.index_select(0, batch.cu_samples[:-1] + counts - 1)
+        else:
+            counts = self._ones[: len(ids)]
+            last = ids
+        self._accepted.index_put_((batch.sample_rows,), last)
+        self.committed_len.index_add_(0, batch.grow_rows, counts)
         return counts
 
     def _count_accepted(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor:
@@ -60,4 +61,4 @@ class RowState:
         """Every row has `committed_len` tokens, the dummy row none, and decodes id 0."""
         self.next_token.zero_()
         self.committed_len.fill_(committed_len)
-        self.committed_len[-1:].zero_()
+        self.committed_len[-2:].zero_()

@@ -51,15 +51,44 @@ class Sampled(NamedTuple):
     top_logprobs: torch.Tensor | None = None
 
 
-@dataclass(slots=True)
-class _Draw:
-    """The columns of a draw, on the device: one value a sample."""
+class _DrawColumns:
+    """The settings of a draw, one value a sample, in device memory at fixed addresses: seed int64,
+    temperature, top_p and min_p float32, top_k int32. One upload fills them all."""
 
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
+    _FLOATS = ("temperature", "top_p", "min_p")
+
+    def __init__(self, max_samples: int, device: torch.device) -> None:
+        self._size = max_samples
+        self._block = torch.zeros(6 * max_samples, dtype=torch.int32, device=device)
+        self._columns = self._split(self._block)
+
+    def _split(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        size = self._size
+        columns = {"seed": block[: 2 * size].view(torch.int64)}
+        names = (*self._FLOATS, "top_k")
+        for name, part in zip(names, block[2 * size :].split(size), strict=True):
+            columns[name] = part if name == "top_k" else part.view(torch.float32)
+        return columns
+
+    def fill(self, rows: np.ndarray) -> None:
+        """From the records (`_ROW`) of the samples."""
+        block = torch.zeros(6 * self._size, dtype=torch.int32)
+        for name, column in self._split(block).items():
+            column.numpy()[: len(rows)] = rows[name]
+        self._block.copy_(upload(block.numpy(), self._block.device))
+
+    def first(
+        self, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The columns of the first samples, in the order in which the ops take them."""
+        columns = self._columns
+        return (
+            columns["temperature"][:count],
+            columns["top_k"][:count],
+            columns["top_p"][:count],
+            columns["min_p"][:count],
+            columns["seed"][:count],
+        )
 
 
 @dataclass(slots=True)
@@ -67,7 +96,6 @@ class _Batch:
     """State of the rows of one batch; tensors are on the device."""
 
     key: bytes  # the rows, one a sample
-    draw: _Draw
     edits: ops.LogitEdits | None
     penalty_slots: torch.Tensor | None  # int32 [S]; None: no row has penalties
     scored: bool  # some row wants logprobs
@@ -76,9 +104,12 @@ class _Batch:
 
 
 class Sampler:
-    """Sampling state of `max_rows` rows. Used by one thread, on the engine's stream."""
+    """Sampling state of `max_rows` rows, for steps of at most `max_samples` samples. Used by one
+    thread, on the engine's stream."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, vocab_size: int, device: torch.device, *, max_samples: int
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._rows = np.zeros(max_rows, _ROW)
@@ -89,6 +120,7 @@ class Sampler:
         # [slots, V]: bit 30 of a word is "in the prompt", the rest how often it was generated.
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free_slots: list[int] = []
+        self._columns = _DrawColumns(max_samples, device)
         self._batch: _Batch | None = None
         self._greedy: tuple[bytes, bool] | None = None  # rows, and what `is_greedy` says of them
 
@@ -161,8 +193,7 @@ class Sampler:
         edits = batch.edits
         if bitmask is not None:
             edits = replace(edits or ops.LogitEdits(), bitmask=bitmask)
-        draw = batch.draw
-        columns = (draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seed, positions)
+        columns = (*self._columns.first(len(rows)), positions)
         if batch.scored:
             ids, logprobs, top_logprobs, top_ids = ops.top_k_top_p_sampling_with_logprobs(
                 logits, *columns, top_n=batch.top_n, edits=edits
@@ -181,11 +212,25 @@ class Sampler:
             ops.count_tokens_inplace(self._counts, batch.penalty_slots, sampled.ids)
         return sampled
 
+    def is_plain(self, rows: np.ndarray) -> bool:
+        """Whether `sample` for these rows is a draw from the logits as they are, without
+        log-probabilities: then `draw` gives the same. Makes their settings those of `draw`."""
+        batch = self._gather(rows)
+        return batch.edits is None and not batch.scored
+
+    def draw(self, logits: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+        """A draw from each row of `logits` float32 [S, V], by the settings at fixed addresses that
+        `is_plain` has filled, into `out` int32 [S]; rows beyond its samples draw anything. Device
+        operations alone: a graph may hold them."""
+        columns = (*self._columns.first(len(logits)), positions)
+        ops.top_k_top_p_sampling(logits, *columns, out=out)
+
     def _gather(self, rows: np.ndarray) -> _Batch:
         key = rows.tobytes()
         if self._batch is not None and self._batch.key == key:
             return self._batch
         state = self._rows[rows]
+        self._columns.fill(state)
         penalties = self._gather_penalties(rows, state)
         edits = ops.LogitEdits(
             bias=self._gather_bias(rows),
@@ -196,13 +241,6 @@ class Sampler:
         unscored = np.flatnonzero(~scored)
         self._batch = _Batch(
             key=key,
-            draw=_Draw(
-                temperature=self._column(state, "temperature"),
-                top_k=self._column(state, "top_k"),
-                top_p=self._column(state, "top_p"),
-                min_p=self._column(state, "min_p"),
-                seed=self._column(state, "seed"),
-            ),
             edits=edits if any(part is not None for part in edits.flat()) else None,
             penalty_slots=None if penalties is None else penalties[1],
             scored=bool(scored.any()),

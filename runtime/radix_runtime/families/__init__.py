@@ -5,6 +5,7 @@ from typing import Any
 
 from ..registry import Registry
 from . import (
+    deepseek,
     exaone,
     gemma,
     glm,
@@ -31,6 +32,8 @@ families: Registry[Family[Any]] = Registry(
         "MistralForCausalLM": mistral.MISTRAL,
         "Qwen2ForCausalLM": qwen.QWEN2,
         "Qwen3ForCausalLM": qwen.QWEN3,
+        "DeepseekV2ForCausalLM": deepseek.DEEPSEEK_V2,
+        "DeepseekV3ForCausalLM": deepseek.DEEPSEEK_V3,
         "Exaone4ForCausalLM": exaone.EXAONE4,
         "Gemma2ForCausalLM": gemma.GEMMA2,
         "Gemma3ForCausalLM": gemma.GEMMA3,
@@ -38,6 +41,7 @@ families: Registry[Family[Any]] = Registry(
         "GlmForCausalLM": glm.GLM,
         "Glm4ForCausalLM": glm.GLM4,
         "Glm4MoeForCausalLM": glm.GLM4_MOE,
+        "Glm4MoeLiteForCausalLM": deepseek.GLM4_MOE_LITE,
         "GptOssForCausalLM": gpt_oss.GPT_OSS,
         "GraniteForCausalLM": granite.GRANITE,
         "MinistralForCausalLM": mistral.MINISTRAL,

@@ -8,6 +8,8 @@ for norms of a block's output, as GLM-4 has them:
     model.layers.N.input_layernorm             .post_attention_layernorm
     model.layers.N.post_self_attn_layernorm    .post_mlp_layernorm
     model.layers.N.self_attn.{q_proj,k_proj,v_proj,o_proj,q_norm,k_norm,sinks}
+    model.layers.N.self_attn.{q_a_proj,q_a_layernorm,q_b_proj,kv_a_proj_with_mqa,kv_a_layernorm,
+                              kv_b_proj}
     model.layers.N.mlp.{gate_proj,up_proj,down_proj}
     model.layers.N.mlp.{gate,experts.E.{gate_proj,...},shared_expert.{gate_proj,...},
                         shared_expert_gate}"""
@@ -20,6 +22,8 @@ from typing import Protocol
 from .tensor_views import EverySecondRow, Item, Rows, TensorSource, Transposed
 
 Named = tuple[str, TensorSource]
+
+_OF_INPUTS = ".g_idx"  # GPTQ's tensor of the inputs alone
 
 
 class Rule(Protocol):
@@ -58,7 +62,9 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class SplitRows:
     """One tensor whose rows are those of several: `parts` are the replacements of `pattern` for
-    each, in the order of the rows, and their numbers of rows."""
+    each, in the order of the rows, and their numbers of rows. What is about all rows, one scale or
+    the order of the inputs, goes to each part; of what is about blocks of rows, each part gets that
+    of its blocks."""
 
     pattern: str
     parts: tuple[tuple[str, int], ...]
@@ -68,14 +74,23 @@ class SplitRows:
         if re.search(self.pattern, name) is None:
             yield name, source
             return
-        expected = sum(count for _, count in self.parts)
         shape = source.get_shape()
-        if shape[0] != expected:
-            raise ValueError(f"has shape {shape}, expected {expected} rows")
+        is_shared = shape in ([], [1]) or name.endswith(_OF_INPUTS)
+        per = 1 if is_shared else self._rows_of_an_element(shape)
         first = 0
         for replacement, count in self.parts:
-            yield re.sub(self.pattern, replacement, name), Rows(source, first=first, count=count)
+            rows = source if is_shared else Rows(source, first=first // per, count=count // per)
+            yield re.sub(self.pattern, replacement, name), rows
             first += count
+
+    def _rows_of_an_element(self, shape: list[int]) -> int:
+        """1, or the size of the blocks of rows that the tensor's rows stand for."""
+        expected = sum(count for _, count in self.parts)
+        per = -(-expected // max(1, shape[0]))
+        is_whole = all(count % per == 0 for _, count in self.parts)
+        if per * shape[0] != expected or not is_whole:
+            raise ValueError(f"has shape {shape}, expected {expected} rows")
+        return per
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from ..attention.base import AttentionSpec
 from ..batch import ForwardBatch
 from ..families.tensor_views import TensorSource
 from ..quantization.base import meta_parameter
+from ..quantization.params import Part
 from ..specs import AllHeadsNorm, Gqa, HeadNorm, PositionScale
-from .base import BuildContext, Fusible, Layer, Part, check_shape
+from .base import BuildContext, Fusible, Layer, check_shape
 from .linear import QKVLinear, RowParallelLinear
 from .norm import AllHeadsRMSNorm, HeadNormWeight
 
@@ -32,7 +33,7 @@ class Attention(Layer, Fusible):
     ) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(
-            ctx,
+            ctx.at("qkv_proj"),
             in_features=hidden_size,
             head_dim=spec.head_dim,
             num_heads=spec.num_heads,
@@ -40,7 +41,7 @@ class Attention(Layer, Fusible):
             bias=spec.qkv_bias,
         )
         self.o_proj = RowParallelLinear(
-            ctx,
+            ctx.at("o_proj"),
             in_features=spec.num_heads * spec.head_dim,
             out_features=hidden_size,
             bias=spec.o_bias,
@@ -82,7 +83,9 @@ class Attention(Layer, Fusible):
             return AllHeadsRMSNorm(ctx, block, eps=spec.qk_norm.norm.eps)
         return None
 
-    def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
+    def weight_loader(
+        self, name: str, param: torch.Tensor, source: TensorSource, part: Part
+    ) -> None:
         """Of the sinks."""
         check_shape(source, (self._total_heads,))
         param.copy_(source[self._first_head : self._first_head + len(param)])
@@ -108,8 +111,9 @@ class Attention(Layer, Fusible):
             else:
                 q_weight = self.q_norm.weight
                 k_weight = self.k_norm.weight
-        # Of the cache's dtype: the same tensors unless it has another than the model.
-        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)).to(pool.dtype) for part in (q, k, v))
+        # The same tensors unless the cache has another type than the model.
+        dtype = pool.layout.query_dtype
+        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)).to(dtype) for part in (q, k, v))
         ops.fused_qk_norm_rope_store(
             q,
             k,
@@ -123,6 +127,8 @@ class Attention(Layer, Fusible):
             batch.slot_mapping,
             eps=self.eps,
             is_neox=not self.interleaved,
+            k_scale=pool.k_scale.get(spec.layer_id),
+            v_scale=pool.v_scale.get(spec.layer_id),
         )
         if self._query_scales is not None:
             q.mul_(self._query_scales[batch.positions].to(q.dtype))

@@ -1,7 +1,7 @@
 """What every layer shares: how it is built, and how a checkpoint tensor finds its place in it."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,34 +11,55 @@ from ..attention.base import AttentionBackend
 from ..distributed import Communicator
 from ..families.tensor_views import TensorSource
 from ..quantization.base import LinearMethod
+from ..quantization.config import LayerKind, QuantizationConfig
+from ..quantization.params import Part
 from ..shortcuts import reset_shortcuts
 
-# One of the checkpoint tensors that are merged into a parameter: the name of the module that it
-# belongs to in the checkpoint, a sibling of ours; None: the parameter's own module.
-Part = str | None
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
     """What the constructors of a model pass down to its layers. `dtype`: the compute type of
-    parameters and activations. `max_positions`: how many positions RoPE must reach, in tokens."""
+    parameters and activations. `max_positions`: how many positions RoPE must reach, in tokens.
+    `name`: the path of the module that is built. `checkpoint_names`: the names of modules in the
+    checkpoint, where its name rules lead from others to ours."""
 
     communicator: Communicator
     backend: AttentionBackend
-    linear_method: LinearMethod
+    quantization: QuantizationConfig
     dtype: torch.dtype
     device: torch.device
     max_positions: int
+    name: str = ""
+    checkpoint_names: Mapping[str, str] = field(default_factory=dict)
 
-    def with_method(self, method: LinearMethod) -> "BuildContext":
-        """The same for layers whose weights are held by another method."""
-        return replace(self, linear_method=method)
+    def at(self, name: str) -> "BuildContext":
+        """The same for a module inside of this one."""
+        return replace(self, name=f"{self.name}.{name}" if self.name else name)
+
+    def alone(self) -> "BuildContext":
+        """The same for a module that this rank holds whole."""
+        return replace(self, communicator=Communicator())
+
+    def method_for(self, kind: LayerKind, parts: Iterable[Part] = (None,)) -> LinearMethod:
+        """How the weight of this module is held, by its name in the checkpoint, or by those of the
+        modules beside it that it is merged from. Raises ConfigError."""
+        names = [part_name(self.name, part) for part in parts]
+        known = self.checkpoint_names
+        return self.quantization.method_for([known.get(name, name) for name in names], kind)
+
+
+def part_name(module: str, part: Part) -> str:
+    """The name of the checkpoint's module that a part of `module` comes from."""
+    if part is None:
+        return module
+    parent = module.rpartition(".")[0]
+    return f"{parent}.{part}" if parent else part
 
 
 class Layer(nn.Module):
     """A module with parameters, created on the meta device. For each parameter the loader calls
-    `allocate`, then `weight_loader` once for every part, then `finalize`. These defaults are of a
-    parameter that every rank holds whole."""
+    `allocate`, then `weight_loader` once for every part, then `finalize`; at the end `complete` of
+    every layer. These defaults are of a parameter that every rank holds whole."""
 
     # Ops of the wheel that this layer needs and most models do not.
     special_ops: tuple[str, ...] = ()
@@ -49,8 +70,16 @@ class Layer(nn.Module):
         """The parts that parameter `name` is merged from; (None,) when it is one tensor."""
         return (None,)
 
+    def suffix(self, name: str) -> str:
+        """The name of parameter `name` in a checkpoint, behind that of its module."""
+        return name
+
+    def check_source(self, name: str, source: TensorSource, part: Part) -> None:
+        """Raises ValueError when the tensor of a checkpoint cannot be `part` of parameter `name`.
+        Reads none of its elements."""
+
     def elsewhere(self) -> Iterable[str]:
-        """Names, relative to this module, of tensors of the checkpoint that other ranks hold
+        """Names, relative to this module, of modules of the checkpoint that other ranks hold
         alone."""
         return ()
 
@@ -59,14 +88,30 @@ class Layer(nn.Module):
         param: torch.Tensor = getattr(self, name)
         return torch.empty(param.shape, dtype=param.dtype, device=device)
 
-    def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
-        """Copies this rank's slice of `source` into its place in `param`. Raises ValueError on an
-        unexpected shape."""
+    def weight_loader(
+        self, name: str, param: torch.Tensor, source: TensorSource, part: Part
+    ) -> None:
+        """Copies this rank's slice of `source` into its place in `param`, the memory of parameter
+        `name`. Raises ValueError on an unexpected shape or type."""
         check_shape(source, tuple(param.shape))
         param.copy_(source[:])
 
+    def held_bytes(self) -> int:
+        """What the parameters take in memory once they are loaded."""
+        return sum(param.nbytes for param in self.parameters(recurse=False))
+
+    def fill_random(self, name: str, memory: torch.Tensor, generator: torch.Generator) -> None:
+        """Values for parameter `name` where no checkpoint is read: 1 for the weight of a norm."""
+        if name == "weight" and memory.dim() == 1:
+            memory.fill_(1)
+        else:
+            memory.normal_(0, 0.02, generator=generator)
+
     def finalize(self, name: str) -> None:
         """All parts of parameter `name` are loaded."""
+
+    def complete(self) -> None:
+        """The whole model is loaded: what follows from several parameters can be made."""
 
 
 class Fusible(nn.Module):

@@ -19,8 +19,8 @@ class CpuDecoder:
     """Runs the layers and the last norm of a decoder in one call, on one CPU rank, where this gives
     the bits of the modules' own `forward`: Python between small kernels takes a fifth of a step.
 
-    `layers`: those that it can run have input_layernorm, self_attn, post_attention_layernorm and
-    mlp. They are read when a KV pool is first used, which is after loading."""
+    `layers`: those that it can run have the modules of models/decoder.py's. They are read when a KV
+    pool is first used, which is after loading."""
 
     def __init__(self, ctx: BuildContext, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         self._layers = layers
@@ -61,49 +61,32 @@ class CpuDecoder:
 
 def _fuse(layers: list[Any], norm: Any, pool: KVPool) -> ops.DenseDecoder:
     """Raises NotImplementedError where the wheel's decoder would not give what the modules give:
-    other modules, settings that differ by layer, weights or a cache that it does not take, no CPU
-    library."""
+    other modules, settings that it has once for all layers, weights or a cache that it does not
+    take, no CPU library."""
     _require_fusible(norm, RMSNorm)
-    described = [_describe(layer, pool) for layer in layers]
-    attention = layers[0].self_attn
+    described = [_describe(layer, norm.eps, pool) for layer in layers]
     activation = layers[0].mlp.activation
-    for layer in layers:
-        same_settings = (
-            layer.self_attn.spec.scale == attention.spec.scale
-            and layer.self_attn.rotary is attention.rotary
-            and layer.mlp.activation == activation
-        )
-        normed = [layer.input_layernorm, layer.post_attention_layernorm]
-        if layer.self_attn.q_norm is not None:
-            normed.append(layer.self_attn)
-        if not same_settings or any(x.eps != norm.eps for x in normed):
-            raise NotImplementedError("the layers do not share their settings")
-    return ops.DenseDecoder(
-        described,
-        norm=norm.weight,
-        cos_sin_cache=attention.rotary,
-        eps=norm.eps,
-        softmax_scale=attention.spec.scale,
-        activation=activation,
-    )
+    if any(layer.mlp.activation != activation for layer in layers):
+        raise NotImplementedError("the layers have several activations")
+    return ops.DenseDecoder(described, norm=norm.weight, eps=norm.eps, activation=activation)
 
 
-def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
+def _describe(layer: Any, eps: float, pool: KVPool) -> ops.DecoderLayer:
     _require_fusible(layer, Fusible)
     attention = layer.self_attn
     mlp = layer.mlp
-    _require_fusible(layer.input_layernorm, RMSNorm)
     _require_fusible(attention, Attention)
-    _require_fusible(layer.post_attention_layernorm, RMSNorm)
     _require_fusible(mlp, GatedMLP)
     spec = attention.spec
-    if spec.softcap is not None or attention.sinks is not None:
-        raise NotImplementedError("the attention has a soft cap or sinks")
-    if attention.norms_all_heads or attention.interleaved or attention.scales_queries:
+    if attention.norms_all_heads or attention.scales_queries:
         raise NotImplementedError("the attention has steps that the decoder has not")
+    if attention.q_norm is not None and attention.eps != eps:
+        raise NotImplementedError("norms of several eps")
     return ops.DecoderLayer(
-        input_norm=layer.input_layernorm.weight,
-        post_norm=layer.post_attention_layernorm.weight,
+        attention_norm=_norm(layer.input_layernorm, eps),
+        attention_out_norm=_norm(layer.post_self_attn_layernorm, eps),
+        mlp_norm=_norm(layer.post_attention_layernorm, eps),
+        mlp_out_norm=_norm(layer.post_mlp_layernorm, eps),
         q_norm=None if attention.q_norm is None else attention.q_norm.weight,
         k_norm=None if attention.k_norm is None else attention.k_norm.weight,
         qkv=_product(attention.qkv_proj),
@@ -112,8 +95,26 @@ def _describe(layer: Any, pool: KVPool) -> ops.DecoderLayer:
         down=_product(mlp.down_proj),
         k_cache=pool.k[spec.layer_id],
         v_cache=pool.v[spec.layer_id],
+        k_scale=pool.k_scale.get(spec.layer_id),
+        v_scale=pool.v_scale.get(spec.layer_id),
+        cos_sin_cache=attention.rotary,
+        is_neox=not attention.interleaved,
+        softmax_scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+        sinks=spec.sinks,
         window_left=-1 if spec.window is None else spec.window - 1,
     )
+
+
+def _norm(norm: Any, eps: float) -> torch.Tensor | None:
+    """The weight of a norm that may be left out."""
+    if norm is None:
+        return None
+    _require_fusible(norm, RMSNorm)
+    if norm.eps != eps:
+        raise NotImplementedError("norms of several eps")
+    weight: torch.Tensor = norm.weight
+    return weight
 
 
 def _product(linear: Any) -> tuple[ops.PackedWeight, torch.Tensor | None]:

@@ -2,53 +2,42 @@
 
 import torch
 
-from .. import ops
-from ..families.tensor_views import TensorSource
-from ..quantization.dense import DenseMethod
-from .base import BuildContext, Layer, Part, check_shape
+from ..quantization.config import LayerKind
+from ..quantization.params import Block, LinearShape
+from .base import BuildContext
+from .weight import WeightLayer
 
 
-class VocabParallel(Layer):
-    """A [vocab_size, hidden_size] matrix: an embedding, an output head (`is_head`; packed for
-    matrix products) or, tied, both from one copy. Each rank has ceil(vocab_size / ranks) rows; rows
-    past the end of the vocabulary are zero."""
+class VocabParallel(WeightLayer):
+    """A [vocab_size, hidden_size] matrix, by its `kind` an embedding, an output head or, tied, both
+    from one copy. Each rank has ceil(vocab_size / ranks) rows; rows past
+    the end of the vocabulary are zero."""
 
     def __init__(
-        self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, is_head: bool
+        self, ctx: BuildContext, vocab_size: int, hidden_size: int, *, kind: LayerKind
     ) -> None:
-        super().__init__()
+        comm = ctx.communicator
+        size = -(-vocab_size // comm.world_size)
+        rows = Block(total=vocab_size, first=comm.rank * size, size=size)
+        shape = LinearShape(name=ctx.name, inputs=Block.whole(hidden_size), parts={None: rows})
+        super().__init__(ctx, shape, kind)
         self.vocab_size = vocab_size
-        self._communicator = ctx.communicator
-        self._is_head = is_head
-        self._size = -(-vocab_size // ctx.communicator.world_size)
-        self._first = ctx.communicator.rank * self._size
-        self._method = ctx.linear_method.for_head() or DenseMethod()
-        self._method.create(self, hidden_size, self._size, ctx.dtype)
-
-    def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
-        check_shape(source, (self.vocab_size, param.shape[1]))
-        count = max(0, min(self._size, self.vocab_size - self._first))
-        if count > 0:
-            param[:count].copy_(source[self._first : self._first + count])
-        param[count:].zero_()
-
-    def finalize(self, name: str) -> None:
-        if self._is_head:
-            self._method.finalize(self, name)
+        self._communicator = comm
+        self._rows = rows
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int32 [T] -> [T, hidden_size], the same on every rank."""
         if self._communicator.world_size == 1:
-            return ops.embedding(ids, self.weight)
-        local = ids - self._first
-        elsewhere = (local < 0) | (local >= self._size)
-        out = ops.embedding(local.masked_fill_(elsewhere, 0), self.weight)
+            return self.method.embedding(self, ids)
+        local = ids - self._rows.first
+        elsewhere = (local < 0) | (local >= self._rows.size)
+        out = self.method.embedding(self, local.masked_fill_(elsewhere, 0))
         return self._communicator.all_reduce(out.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
         """hidden [S, hidden_size] -> float32 [S, vocab_size] on rank 0; None on the others, which
         must call it too. `out`: memory of the result's shape and dtype that may become it."""
-        part = self._method.apply(self, hidden, out=out, out_dtype=torch.float32)
+        part = self.method.apply(self, hidden, out=out, out_dtype=torch.float32)
         parts = self._communicator.gather(part)
         if parts is None:
             return None
@@ -59,4 +48,4 @@ class VocabParallel(Layer):
         none is finite, without writing logits. None where no kernel can, and with several ranks."""
         if self._communicator.world_size > 1:
             return None
-        return self._method.argmax(self, hidden)
+        return self.method.argmax(self, hidden)

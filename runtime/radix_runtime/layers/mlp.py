@@ -19,13 +19,17 @@ class GatedMLP(Fusible):
     ) -> None:
         super().__init__()
         self.gate_up_proj = ColumnParallelLinear(
-            ctx,
+            ctx.at("gate_up_proj"),
             in_features=hidden_size,
             outputs={"gate_proj": spec.width, "up_proj": spec.width},
             bias=spec.bias,
         )
         self.down_proj = RowParallelLinear(
-            ctx, in_features=spec.width, out_features=hidden_size, bias=spec.bias, reduce=reduce
+            ctx.at("down_proj"),
+            in_features=spec.width,
+            out_features=hidden_size,
+            bias=spec.bias,
+            reduce=reduce,
         )
         self.activation = spec.activation
 

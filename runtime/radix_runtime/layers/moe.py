@@ -1,21 +1,22 @@
 """A mixture of experts: each token passes the few experts that the router chooses for it."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 from .. import ops
-from ..distributed import Communicator
 from ..errors import ConfigError
-from ..quantization.dense import DenseMethod
+from ..quantization.base import LinearMethod
+from ..quantization.config import LayerKind
 from ..specs import Moe
 from .activation import apply_activation
 from .base import BuildContext, Layer
-from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear, WeightStack
+from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from .mlp import GatedMLP
 from .router import build_gate
+from .weight import WeightStack
 
 
 class Expert(nn.Module):
@@ -25,13 +26,19 @@ class Expert(nn.Module):
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         super().__init__()
         self.gate_up_proj = ColumnParallelLinear(
-            ctx,
+            ctx.at("gate_up_proj"),
             in_features=hidden_size,
             outputs={"gate_proj": spec.width, "up_proj": spec.width},
             bias=spec.bias,
+            kind=LayerKind.EXPERT,
         )
         self.down_proj = RowParallelLinear(
-            ctx, in_features=spec.width, out_features=hidden_size, bias=spec.bias, reduce=False
+            ctx.at("down_proj"),
+            in_features=spec.width,
+            out_features=hidden_size,
+            bias=spec.bias,
+            reduce=False,
+            kind=LayerKind.EXPERT,
         )
         self._activation = spec.activation
 
@@ -40,47 +47,66 @@ class Expert(nn.Module):
         return self.down_proj(apply_activation(self._activation, self.gate_up_proj(x)))
 
 
-def local_experts(spec: Moe, rank: int, ranks: int) -> range:
+def local_experts(ctx: BuildContext, spec: Moe) -> range:
     """The experts of which a rank holds weights: a share of the width of all of them, or, where the
-    ranks do not divide the width, a range of whole ones."""
-    if spec.width % ranks == 0:
+    ranks do not divide the width into pieces that their format can be cut in (blocks that share a
+    scale, say), a range of whole ones."""
+    comm = ctx.communicator
+    first = ctx.at("0")
+    rows = first.at("gate_up_proj").method_for(LayerKind.EXPERT, ("gate_proj", "up_proj"))
+    columns = first.at("down_proj").method_for(LayerKind.EXPERT)
+    unit = math.lcm(rows.output_unit, columns.input_unit)
+    if comm.world_size == 1 or spec.width % (comm.world_size * unit) == 0:
         return range(spec.num_experts)
-    return range(rank * spec.num_experts // ranks, (rank + 1) * spec.num_experts // ranks)
+    count = spec.num_experts
+    return range(comm.rank * count // comm.world_size, (comm.rank + 1) * count // comm.world_size)
 
 
 class Experts(nn.ModuleDict):
     """The experts of which this rank has weights, by number. They are loaded one by one: on the CPU
-    each is packed as soon as it is complete, on a GPU each is loaded into its place in [E, out,
-    in].
+    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in].
 
     `needs_loop`: no kernel multiplies these experts together, and each is a few calls of its own.
     Raises ConfigError where the device cannot do that."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
-        comm = ctx.communicator
-        self.local = local_experts(spec, comm.rank, comm.world_size)
+        self.local = local_experts(ctx, spec)
         self._expert_map: torch.Tensor | None = None  # from an expert to its number on this rank
         if len(self.local) < spec.num_experts:
-            ctx = replace(ctx, communicator=Communicator())
+            ctx = ctx.alone()
             numbers = [
                 i - self.local.start if i in self.local else -1 for i in range(spec.num_experts)
             ]
             self._expert_map = torch.tensor(numbers, dtype=torch.int32, device=ctx.device)
-        experts = [Expert(ctx, hidden_size=hidden_size, spec=spec) for _ in self.local]
-        super().__init__({str(i): expert for i, expert in zip(self.local, experts, strict=True)})
-        self._experts = experts  # the same, typed
+        experts = {
+            str(i): Expert(ctx.at(str(i)), hidden_size=hidden_size, spec=spec) for i in self.local
+        }
+        super().__init__(experts)
+        self._experts = list(experts.values())  # the same, typed
         self.needs_loop = spec.bias or spec.activation != "silu"
         self._packed: ops.PackedExperts | None = None
         self._stacks: tuple[WeightStack, WeightStack] | None = None
-        if ctx.device.type != "cpu":
-            self._stack(ctx.device)
+        methods = {
+            layer.method
+            for expert in self._experts
+            for layer in (expert.gate_up_proj, expert.down_proj)
+        }
+        if ctx.device.type != "cpu" or any(method.stacks_experts for method in methods):
+            self._stack(ctx.device, methods)
 
-    def _stack(self, device: torch.device) -> None:
+    @property
+    def is_stacked(self) -> bool:
+        """Whether they are held in one tensor, [E, out, in]."""
+        return self._stacks is not None
+
+    def _stack(self, device: torch.device, methods: set[LinearMethod]) -> None:
         if self.needs_loop:
             raise ConfigError(
                 "experts with biases or an activation other than silu have no kernel on "
                 f"{device.type}; they run on the CPU"
             )
+        if len(methods) > 1:
+            raise ConfigError("the experts of a layer are in several formats")
         self._stacks = (WeightStack(len(self._experts)), WeightStack(len(self._experts)))
         for index, expert in enumerate(self._experts):
             expert.gate_up_proj.put_in(self._stacks[0], index)
@@ -89,10 +115,13 @@ class Experts(nn.ModuleDict):
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size], weights float32 [T, top_k] and ids int32 [T, top_k] of each token's
         experts -> this rank's part of the weighted sum, [T, hidden_size]."""
+        if not self._experts:  # more ranks than experts
+            return torch.zeros_like(x)
         expert_map = self._expert_map
         if self._stacks is not None:
             w1, w2 = self._stacks
-            return ops.fused_experts(x, w1.data, w2.data, weights, ids, expert_map=expert_map)
+            method = self._experts[0].down_proj.method
+            return method.fused_experts(x, w1.tensors, w2.tensors, weights, ids, expert_map)
         packed = self._pack()
         if packed is not None:
             return ops.fused_experts_packed(x, packed, weights, ids, expert_map=expert_map)
@@ -137,22 +166,28 @@ class SparseMoe(Layer):
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         super().__init__()
-        self.gate = build_gate(ctx, hidden_size, spec)
-        self.experts = Experts(ctx, hidden_size=hidden_size, spec=spec)
+        self.gate = build_gate(ctx.at("gate"), hidden_size, spec)
+        self.experts = Experts(ctx.at("experts"), hidden_size=hidden_size, spec=spec)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if spec.shared is not None:
             self.shared_expert = GatedMLP(
-                ctx, hidden_size=hidden_size, spec=spec.shared.mlp, reduce=False
+                ctx.at("shared_expert"),
+                hidden_size=hidden_size,
+                spec=spec.shared.mlp,
+                reduce=False,
             )
             if spec.shared.gated:
                 self.shared_expert_gate = ReplicatedLinear(
-                    ctx.with_method(DenseMethod()), in_features=hidden_size, out_features=1
+                    ctx.at("shared_expert_gate"),
+                    in_features=hidden_size,
+                    out_features=1,
+                    kind=LayerKind.ROUTER,
                 )
         if self.experts.needs_loop:
             self.slow = "experts with biases or an activation other than silu, one after the other"
-        is_cpu = ctx.device.type == "cpu"
-        self.special_ops = ("fused_experts_packed" if is_cpu else "fused_experts",)
+        is_stacked = self.experts.is_stacked
+        self.special_ops = ("fused_experts" if is_stacked else "fused_experts_packed",)
         self._spec = spec
         self._communicator = ctx.communicator
 
@@ -162,9 +197,7 @@ class SparseMoe(Layer):
             if number in self.experts.local:
                 continue
             for part in ("gate_proj", "up_proj", "down_proj"):
-                yield f"experts.{number}.{part}.weight"
-                if self._spec.bias:
-                    yield f"experts.{number}.{part}.bias"
+                yield f"experts.{number}.{part}"
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the experts of x, both [T, hidden_size]; residual's memory may become the

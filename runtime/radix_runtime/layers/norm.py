@@ -6,8 +6,8 @@ from torch import nn
 from .. import ops, specs
 from ..families.tensor_views import TensorSource
 from ..quantization.base import meta_parameter
-from .base import BuildContext, Fusible, Layer, Part, check_shape
-from .linear import Block
+from ..quantization.params import Block, Part
+from .base import BuildContext, Fusible, Layer, check_shape
 
 
 class RMSNorm(Layer, Fusible):
@@ -84,7 +84,9 @@ class AllHeadsRMSNorm(Layer):
         self._block = block
         self._communicator = ctx.communicator
 
-    def weight_loader(self, param: torch.Tensor, source: TensorSource, part: Part) -> None:
+    def weight_loader(
+        self, name: str, param: torch.Tensor, source: TensorSource, part: Part
+    ) -> None:
         block = self._block
         check_shape(source, (block.total,))
         param.copy_(source[block.first : block.first + block.size])

@@ -5,9 +5,16 @@ from typing import Any
 import torch
 
 from .. import ops
-from ..quantization.base import meta_parameter
-from ..quantization.dense import DenseMethod
-from ..specs import GroupedRouter, Moe, Router, SigmoidRouter, SoftmaxRouter
+from ..quantization.config import LayerKind
+from ..quantization.params import Outputs, ParamSpec
+from ..specs import (
+    GroupedRouter,
+    GroupedSoftmaxRouter,
+    Moe,
+    Router,
+    SigmoidRouter,
+    SoftmaxRouter,
+)
 from .base import BuildContext
 from .linear import ReplicatedLinear
 
@@ -24,10 +31,11 @@ class SoftmaxGate(ReplicatedLinear):
         self, ctx: BuildContext, hidden_size: int, num_experts: int, router: SoftmaxRouter
     ) -> None:
         super().__init__(
-            ctx.with_method(DenseMethod()),
+            ctx,
             in_features=hidden_size,
             out_features=num_experts,
             bias=router.bias,
+            kind=LayerKind.ROUTER,
         )
         self._router = router
 
@@ -37,19 +45,57 @@ class SoftmaxGate(ReplicatedLinear):
         return ops.topk_softmax(self(x), router.top_k, renormalize=router.renormalize)
 
 
-class _CorrectedGate(ReplicatedLinear):
-    """Logits in float32, and the corrections of the choice; nothing of it is ever quantized."""
+class _WideGate(ReplicatedLinear):
+    """Logits in float32; nothing of it is ever quantized."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, num_experts: int, router: Any) -> None:
         super().__init__(
-            ctx.with_method(DenseMethod()), in_features=hidden_size, out_features=num_experts
+            ctx, in_features=hidden_size, out_features=num_experts, kind=LayerKind.ROUTER
         )
-        self.e_score_correction_bias = meta_parameter(num_experts, dtype=torch.float32)
         self._router = router
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] -> logits float32 [T, num_experts]."""
         return self.method.apply(self, x, out_dtype=torch.float32)
+
+
+class _CorrectedGate(_WideGate):
+    """With the corrections of the choice."""
+
+    e_score_correction_bias: torch.Tensor
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, num_experts: int, router: Any) -> None:
+        super().__init__(ctx, hidden_size, num_experts, router)
+        corrections = ParamSpec(
+            name="e_score_correction_bias", dims=(Outputs(),), dtype=torch.float32
+        )
+        self.declare(corrections)
+
+
+class GroupedSoftmaxGate(_WideGate):
+    """See GroupedSoftmaxRouter."""
+
+    special_ops = ("topk_softmax",)
+
+    def route(self, x: torch.Tensor) -> Routed:
+        """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
+        router = self._router
+        logits = self(x)
+        if router.num_groups == 1:
+            weights, ids = ops.topk_softmax(logits, router.top_k, renormalize=False)
+        else:
+            weights, ids = self._within_groups(logits.softmax(-1))
+        return weights.mul_(router.scaling), ids
+
+    def _within_groups(self, scores: torch.Tensor) -> Routed:
+        """Few small steps; of all published models one needs them."""
+        router = self._router
+        grouped = scores.unflatten(-1, (router.num_groups, -1))
+        best = grouped.amax(-1).topk(router.top_groups, dim=-1).indices
+        is_kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, True)
+        kept = grouped.masked_fill(~is_kept[..., None], 0.0).flatten(-2)
+        weights, ids = kept.topk(router.top_k, dim=-1)
+        return weights, ids.int()
 
 
 class SigmoidGate(_CorrectedGate):
@@ -90,12 +136,13 @@ _GATES: dict[type[Router], Any] = {
     SoftmaxRouter: SoftmaxGate,
     SigmoidRouter: SigmoidGate,
     GroupedRouter: GroupedGate,
+    GroupedSoftmaxRouter: GroupedSoftmaxGate,
 }
 
 
 def build_gate(
     ctx: BuildContext, hidden_size: int, spec: Moe
-) -> SoftmaxGate | SigmoidGate | GroupedGate:
+) -> SoftmaxGate | SigmoidGate | GroupedGate | GroupedSoftmaxGate:
     """The router that `spec` describes."""
     gate = _GATES[type(spec.router)]
     return gate(ctx, hidden_size, spec.num_experts, spec.router)

@@ -1,45 +1,53 @@
 """KVPool: the device memory of the KV cache."""
 
+from collections.abc import Iterator
+
 import torch
 
 from ..device import Device
+from .kv_layout import KvLayout, KvPart
+
+_PARTS = ("k", "v", "k_scale", "v_scale", "latent")
 
 
 class KVPool:
-    """Keys and values of every layer, in pages.
+    """What `layout` says of every token, in pages. By the number of the layer:
 
-        k[layer], v[layer]: [num_pages + 1, page_size, num_kv_heads, head_dim] of `dtype`
+        k[layer], v[layer]              [num_pages + 1, page_size, num_kv_heads, head_dim]
+        k_scale[layer], v_scale[layer]  float32; of INT8 [num_pages + 1, page_size, num_kv_heads],
+                                        of FP8 [1]; other caches have none
+        latent[layer]                   [num_pages + 1, page_size, latent + rotary values, or bytes]
 
     Pages 0 .. num_pages-1 are the page allocator's. No request ever owns page `dummy_page`: warm-up
-    and padding entries point at it. `num_kv_heads` is this rank's share."""
+    and padding entries point at it."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: Device,
-    ) -> None:
-        self.dtype = dtype
-        self.page_size = page_size
+    def __init__(self, layout: KvLayout, *, num_pages: int, device: Device) -> None:
+        self.layout = layout
+        self.page_size = layout.page_size
         self.num_pages = num_pages
         self.dummy_page = num_pages
-        shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
-        self.k = [_written_once(shape, dtype, device) for _ in range(num_layers)]
-        self.v = [_written_once(shape, dtype, device) for _ in range(num_layers)]
+        self._parts: dict[str, dict[int, torch.Tensor]] = {name: {} for name in _PARTS}
+        for layer, parts in enumerate(layout.layers):
+            for part in parts:
+                self._parts[part.name][layer] = self._written_once(part, device)
+        self.k = self._parts["k"]
+        self.v = self._parts["v"]
+        self.k_scale = self._parts["k_scale"]
+        self.v_scale = self._parts["v_scale"]
+        self.latent = self._parts["latent"]
+        if layout.constant_scales:
+            one = torch.ones(1, device=device.torch_device)
+            self.k_scale = dict.fromkeys(self.k, one)
+            self.v_scale = dict.fromkeys(self.v, one)
 
-    @staticmethod
-    def page_bytes(
-        *, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        """Bytes that a page takes in all layers, keys and values."""
-        return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+    def _written_once(self, part: KvPart, device: Device) -> torch.Tensor:
+        """Zeros that were written, so that memory that is not there fails now, not under load."""
+        shape = (self.num_pages + 1, self.page_size, *part.shape)
+        tensor = torch.empty(shape, dtype=part.dtype, device=device.torch_device)
+        tensor.view(torch.uint8).fill_(0)  # not every type can be filled
+        return tensor
 
-
-def _written_once(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """Zeros that were written, so that memory that is not there fails now and not under load."""
-    return torch.empty(shape, dtype=dtype, device=device.torch_device).fill_(0)
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that is kept of tokens."""
+        for layers in self._parts.values():
+            yield from layers.values()

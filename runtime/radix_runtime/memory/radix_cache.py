@@ -64,7 +64,7 @@ class RadixCache:
 
     # Reading ------------------------------------------------------------------------------
 
-    def edge(self, node: Node, ids: np.ndarray, at: int, extra_key: str | None) -> Hashable:
+    def edge(self, node: Node, ids: np.ndarray, at: int, extra_key: Hashable) -> Hashable:
         """The key under which the page `ids[at : at + page_size]` would hang from `node`."""
         page = ids[at : at + self.page_size].tobytes()
         return (extra_key, page) if node is self.root else page
@@ -86,17 +86,17 @@ class RadixCache:
         """The nodes in the heap, for checks."""
         return [node for _, _, node in self._heap]
 
-    def match(self, ids: np.ndarray, extra_key: str | None = None) -> Match:
+    def match(self, ids: np.ndarray, extra_key: Hashable = None) -> Match:
         """The longest cached prefix of `ids` (int32), in whole pages, that can be used. Splits a
         node in which it ends; is no use yet."""
         return self._match_of(usable_parts(self._walk(ids, extra_key), self.groups))
 
-    def match_length(self, ids: np.ndarray, extra_key: str | None = None) -> int:
+    def match_length(self, ids: np.ndarray, extra_key: Hashable = None) -> int:
         """Tokens that `match` would find; leaves the tree as it is."""
         parts = usable_parts(self._walk(ids, extra_key), self.groups)
         return sum(pages for _, pages in parts) * self.page_size
 
-    def _walk(self, ids: np.ndarray, extra_key: str | None) -> list[Part]:
+    def _walk(self, ids: np.ndarray, extra_key: Hashable) -> list[Part]:
         """(node, pages of it that match) from the first below the root to the last."""
         node = self.root
         at = 0
@@ -164,7 +164,7 @@ class RadixCache:
             at.hits += 1
 
     def insert(
-        self, ids: np.ndarray, pages: np.ndarray, extra_key: str | None = None
+        self, ids: np.ndarray, pages: np.ndarray, extra_key: Hashable = None
     ) -> tuple[Match, np.ndarray]:
         """The tree takes the `pages` of `ids` that it lacks. What is cached now, and the duplicates
         to free."""
@@ -188,7 +188,7 @@ class RadixCache:
         return match, duplicates
 
     def _add_leaf(
-        self, parent: Node, ids: np.ndarray, start: int, pages: np.ndarray, extra_key: str | None
+        self, parent: Node, ids: np.ndarray, start: int, pages: np.ndarray, extra_key: Hashable
     ) -> Node:
         """Hangs `ids[start:]` with their pages from `parent`."""
         self._now += 1

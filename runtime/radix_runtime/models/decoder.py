@@ -12,14 +12,18 @@ from ..layers.attention import Attention
 from ..layers.base import BuildContext, Fusible
 from ..layers.cpu_decoder import CpuDecoder
 from ..layers.embedding import VocabParallel
+from ..layers.mla import LatentAttention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMoe
 from ..layers.norm import LayerNorm, RMSNorm, build_norm
 from ..layers.rotary import RotaryTables
 from ..model_config import ModelConfig
-from ..specs import FeedForward, Mlp, ModelSpec, Moe, Norm
+from ..quantization.config import LayerKind
+from ..specs import FeedForward, Gqa, Mixer, Mla, Mlp, ModelSpec, Moe, Norm
 from .base import CausalLM
 
+# The block of each kind of mixer: (BuildContext, hidden_size, spec, layer_id=, rotary=) -> module.
+MIXERS: dict[type[Mixer], Any] = {Gqa: Attention, Mla: LatentAttention}
 # The block of each kind of feed-forward: (BuildContext, hidden_size, spec) -> module.
 FEED_FORWARDS: dict[type[FeedForward], Any] = {Mlp: GatedMLP, Moe: SparseMoe}
 
@@ -37,20 +41,21 @@ class DecoderLayer(Fusible):
         layer = model.layers[layer_id]
         hidden = model.hidden_size
         self.input_layernorm = _optional_norm(ctx, layer.pre_norm, hidden)
-        self.self_attn = Attention(
-            ctx,
-            hidden_size=hidden,
-            spec=layer.mixer,
+        self.self_attn = MIXERS[type(layer.mixer)](
+            ctx.at("self_attn"),
+            hidden,
+            layer.mixer,
             layer_id=layer_id,
             rotary=rotary.get(layer.mixer.rope),
         )
         self.post_self_attn_layernorm = _optional_norm(ctx, layer.post_norm, hidden)
         self.post_attention_layernorm = _optional_norm(ctx, layer.pre_norm, hidden)
-        self.mlp = FEED_FORWARDS[type(layer.feed_forward)](ctx, hidden, layer.feed_forward)
+        feed_forward = layer.feed_forward
+        self.mlp = FEED_FORWARDS[type(feed_forward)](ctx.at("mlp"), hidden, feed_forward)
         self.post_mlp_layernorm = _optional_norm(ctx, layer.post_norm, hidden)
         self._residual_multiplier = layer.residual_multiplier
         self._adds_in_products = layer.post_norm is None and layer.residual_multiplier == 1
-        if layer.pre_norm is None or not self._adds_in_products:
+        if layer.residual_multiplier != 1:
             self.fusible = False
 
     def forward(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -84,14 +89,15 @@ class Decoder(nn.Module):
     def __init__(self, ctx: BuildContext, spec: ModelSpec) -> None:
         super().__init__()
         self.embed_tokens = VocabParallel(
-            ctx,
+            ctx.at("embed_tokens"),
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,
-            is_head=spec.tied_head,
+            kind=LayerKind.TIED_HEAD if spec.tied_head else LayerKind.EMBEDDING,
         )
         rotary = RotaryTables(ctx)
         self.layers = nn.ModuleList(
-            self.layer_class(ctx, spec, layer_id=i, rotary=rotary) for i in range(spec.num_layers)
+            self.layer_class(ctx.at(f"layers.{i}"), spec, layer_id=i, rotary=rotary)
+            for i in range(spec.num_layers)
         )
         self.norm = build_norm(ctx, spec.final_norm, spec.hidden_size)
         self._embedding_multiplier: float | None = None
@@ -121,14 +127,14 @@ class DecoderForCausalLM(CausalLM):
         super().__init__()
         spec = config.spec
         spec.check_tp(ctx.communicator.world_size)
-        self.model = self.decoder_class(ctx, spec)
+        self.model = self.decoder_class(ctx.at("model"), spec)
         self.lm_head: VocabParallel | None = None
         if not spec.tied_head:
             self.lm_head = VocabParallel(
-                ctx,
+                ctx.at("lm_head"),
                 vocab_size=spec.vocab_size,
                 hidden_size=spec.hidden_size,
-                is_head=True,
+                kind=LayerKind.HEAD,
             )
         self._logit_multiplier = spec.logit_multiplier
         self._logit_softcap = spec.logit_softcap

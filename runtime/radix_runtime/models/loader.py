@@ -1,4 +1,5 @@
-"""Loading: builds a model on the meta device and fills it, tensor by tensor, from safetensors.
+"""Loading: builds a model on the meta device and fills it, tensor by tensor, from safetensors or a
+GGUF file.
 
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is
 filled twice are errors. A rank reads only its slices. A parameter is packed, and its source freed,
@@ -7,9 +8,10 @@ as soon as it is complete: no second copy of the weights ever exists."""
 import logging
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -19,11 +21,15 @@ from .. import ops
 from ..checkpoint import checkpoint_files, open_checkpoint_file
 from ..config import ServerArgs
 from ..errors import ConfigError
-from ..families.names import apply_rules
+from ..families.names import Rule, apply_rules
 from ..families.tensor_views import TensorSource
-from ..layers.base import BuildContext, Layer, Part
+from ..gguf import is_gguf, open_gguf
+from ..layers.base import BuildContext, Layer, part_name
+from ..layers.weight import WeightLayer
 from ..model_config import ModelConfig
 from ..progress import with_progress
+from ..quantization.gguf_tensors import gguf_tensors
+from ..quantization.params import Part
 from ..registry import Registry
 from .base import CausalLM
 from .decoder import DecoderForCausalLM
@@ -38,40 +44,84 @@ models: Registry[type[CausalLM]] = Registry(kind="architecture", group="radix.mo
 
 
 def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> CausalLM:
-    """The model with this rank's weights from `args.model_path`, a directory, ready to run. Raises
+    """The model with this rank's weights from `args.model_path`, a directory or a GGUF file, ready
+    to run. What the headers of its files tell is checked before a weight is read. Raises
     ConfigError."""
     quiet = ctx.communicator.rank > 0
     if config.unknown_keys and not quiet:
         keys = ", ".join(config.unknown_keys)
         logger.warning("config.json: keys that %s does not know: %s", config.architecture, keys)
+    checkpoint: _Checkpoint | None = None
+    if args.load_format != "dummy":
+        checkpoint = _checkpoint(config, Path(args.model_path or ""), ctx)
+        ctx = replace(ctx, checkpoint_names=checkpoint.module_names())
     model = model_class(config.architecture)(ctx, config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
-    slow = sorted({layer.slow for layer in layers if layer.slow is not None})
-    if slow and not quiet:
-        logger.warning("no kernel takes these together: %s", "; ".join(slow))
+    if not quiet:
+        _warn_of_slow(layers)
+        _tell_of_widening(layers, ctx.dtype)
     special_ops = {op for layer in layers for op in layer.special_ops}
-    ops.use_native(special_ops, quiet=quiet)
+    ops.use_native(special_ops, str(ctx.dtype).removeprefix("torch."), quiet=quiet)
     params = [
         _Parameter(cast(Layer, module), prefix=prefix, name=name, device=ctx.device)
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
-    if args.load_format == "dummy":
+    if checkpoint is None:
         seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
-        _fill_random(_progress(params, len(params), quiet=quiet), seed)
+        _fill_random(_progress(params, len(params), quiet=quiet, device=ctx.device), seed)
     else:
-        files = _tensors(Path(args.model_path or ""), is_tied=config.spec.tied_head)
-        elsewhere = {
-            f"{prefix}.{name}"
-            for prefix, module in model.named_modules()
-            if isinstance(module, Layer)
-            for name in module.elsewhere()
-        }
-        named = apply_rules(config.names, files, fail=_unusable)
-        tensors = (each for each in named if each[0] not in elsewhere)
-        count = sum(len(param.sources) for param in params)
-        _fill(params, _progress(tensors, count, quiet=quiet))
+        checkpoint.leave_out(_elsewhere(model))
+        places = _places(params)
+        _check(places, checkpoint.headers(), ctx.quantization.may_be_left_over)
+        tensors = checkpoint.tensors()
+        _fill(places, _progress(tensors, len(places), quiet=quiet, device=ctx.device))
+    for layer in layers:
+        layer.complete()
     return model
+
+
+def _warn_of_slow(layers: Iterable[Layer]) -> None:
+    slow = sorted({layer.slow for layer in layers if layer.slow is not None})
+    if slow:
+        logger.warning("no kernel takes these together: %s", "; ".join(slow))
+
+
+def _tell_of_widening(layers: Iterable[Layer], dtype: torch.dtype) -> None:
+    """One line where weights are widened as they load, with the memory that this takes."""
+    widened = [layer for layer in layers if isinstance(layer, WeightLayer) and layer.method.widens]
+    if not widened:
+        return
+    before = sum(param.nbytes for layer in widened for param in layer.parameters())
+    elements = sum(layer.shape.in_features * layer.shape.out_features for layer in widened)
+    logger.info(
+        "%s weights are widened to %s as they load, for want of a kernel: %.3g GB become %.3g GB",
+        " and ".join(sorted({str(layer.method.widens) for layer in widened})),
+        str(dtype).removeprefix("torch."),
+        before / 1e9,
+        elements * dtype.itemsize / 1e9,
+    )
+
+
+def _elsewhere(model: CausalLM) -> set[str]:
+    """The modules of the checkpoint that other ranks hold alone."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, Layer)
+        for name in module.elsewhere()
+    }
+
+
+def checkpoint_names(config: ModelConfig, path: Path, ctx: BuildContext) -> dict[str, str]:
+    """The name that each module has in the checkpoint at `path`, where it has another in the model.
+    Reads headers alone; raises ConfigError."""
+    return _checkpoint(config, path, ctx).module_names()
+
+
+def _checkpoint(config: ModelConfig, path: Path, ctx: BuildContext) -> "_Checkpoint":
+    rules = (*ctx.quantization.names(), *config.names)
+    return _Checkpoint(path, rules, is_tied=config.spec.tied_head, dtype=ctx.dtype)
 
 
 def model_class(architecture: str) -> type[CausalLM]:
@@ -81,13 +131,10 @@ def model_class(architecture: str) -> type[CausalLM]:
     return DecoderForCausalLM
 
 
-def _unusable(key: str, error: Exception) -> ConfigError:
-    return ConfigError(f"checkpoint: {key} {error}")
-
-
-def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
+def _progress(items: Iterable[T], total: int, *, quiet: bool, device: torch.device) -> Iterator[T]:
     """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. A last
-    line says how long it took. `quiet`: no bar, and lines of level debug."""
+    line says how long it took until `device` had them all. `quiet`: no bar, and lines of level
+    debug."""
     bar = with_progress(items, "loading weights", total, hidden=quiet)
     level = logging.DEBUG if quiet else logging.INFO
     start = time.monotonic()
@@ -97,23 +144,119 @@ def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
             last_line = time.monotonic()
             logger.log(level, "loading weights: %d of %d tensors", done, total)
         yield item
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
     logger.log(level, "loading weights took %.1f s", time.monotonic() - start)
 
 
+class _Tensor(NamedTuple):
+    """A tensor of a checkpoint. `file` and `key`: where it stands, with the shape `stored`;
+    `name`: what the model's layers call it."""
+
+    file: Path
+    key: str
+    stored: list[int]
+    name: str
+    source: TensorSource
+
+    def unusable(self, error: Exception) -> ConfigError:
+        """The error of a tensor that does not fit the model."""
+        notes = []
+        if self.name != self.key:
+            notes.append(f"here {self.name}")
+        if self.source.get_shape() != self.stored:
+            notes.append(f"{self.stored} in the file")
+        note = f" ({', '.join(notes)})" if notes else ""
+        return ConfigError(f"{self.file}: {self.key}{note} {error}")
+
+
+class _Header:
+    """What the header of a file tells of a tensor: its shape."""
+
+    def __init__(self, shape: list[int]) -> None:
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        """TensorSource.get_shape."""
+        return self._shape
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError("a header holds no elements")
+
+
+class _Checkpoint:
+    """The tensors of a checkpoint after name rules; codes of a GGUF file that no rule is about are
+    widened to `dtype`. Raises ConfigError when a file cannot be read, or holds other tensors than
+    the index says."""
+
+    def __init__(
+        self, folder: Path, rules: Sequence[Rule], *, is_tied: bool, dtype: torch.dtype
+    ) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._rules = rules
+        self._is_tied = is_tied
+        self._elsewhere: set[str] = set()
+        self._headers = [
+            tensor._replace(source=_Header(tensor.source.get_shape())) for tensor in self.tensors()
+        ]
+
+    def module_names(self) -> dict[str, str]:
+        """The checkpoint's name of each module that has another in the model."""
+        names = {}
+        for tensor in self._headers:
+            ours = tensor.name.rpartition(".")[0]
+            theirs = tensor.key.rpartition(".")[0]
+            if ours != theirs:
+                names[ours] = theirs
+        return names
+
+    def leave_out(self, modules: set[str]) -> None:
+        """The tensors of these modules are passed over from now on."""
+        self._elsewhere = modules
+
+    def headers(self) -> Iterator[_Tensor]:
+        """All of them, without their elements."""
+        return (tensor for tensor in self._headers if self._is_here(tensor.name))
+
+    def tensors(self) -> Iterator[_Tensor]:
+        """All of them, file by file; a source can be read until the next is taken."""
+        if is_gguf(self._folder):
+            for key, source in gguf_tensors(open_gguf(self._folder), self._dtype):
+                yield from self._renamed(self._folder, key, source)
+            return
+        for path, expected in checkpoint_files(self._folder).items():
+            with open_checkpoint_file(path, expected, framework="pt") as file:
+                for key in file.keys():
+                    if not _is_surplus(key, self._is_tied):
+                        yield from self._renamed(path, key, cast(Any, file.get_slice(key)))
+
+    def _renamed(self, path: Path, key: str, source: TensorSource) -> Iterator[_Tensor]:
+        stored = source.get_shape()
+        whole = _Tensor(file=path, key=key, stored=stored, name=key, source=source)
+        found = apply_rules(
+            self._rules, [(key, source)], fail=lambda _, error: whole.unusable(error)
+        )
+        for name, view in found:
+            if self._is_here(name):
+                yield whole._replace(name=name, source=view)
+
+    def _is_here(self, name: str) -> bool:
+        return name.rpartition(".")[0] not in self._elsewhere
+
+
 class _Parameter:
-    """A parameter that is to be loaded. `sources`: the names of its tensors in a checkpoint, and
-    the part that each of them is."""
+    """A parameter that is to be loaded. `sources`: the names of its tensors, and the part that each
+    of them is."""
 
     def __init__(self, layer: Layer, *, prefix: str, name: str, device: torch.device) -> None:
         self.layer = layer
         self.name = name
         self.path = f"{prefix}.{name}"
         self._device = device
-        parent = prefix.rpartition(".")[0]
-        self.sources: dict[str, Part] = {}
-        for part in layer.parts(name):
-            module = prefix if part is None else f"{parent}.{part}"
-            self.sources[f"{module}.{name}"] = part
+        self.sources: dict[str, Part] = {
+            f"{part_name(prefix, part)}.{layer.suffix(name)}": part for part in layer.parts(name)
+        }
 
     def memory(self) -> torch.Tensor:
         """The parameter's memory on its device, allocated when it is first asked for."""
@@ -124,55 +267,67 @@ class _Parameter:
         return param.data
 
 
-def _fill(params: list[_Parameter], tensors: Iterator[tuple[str, TensorSource]]) -> None:
-    places = {key: (param, part) for param in params for key, part in param.sources.items()}
+_Places = dict[str, tuple[_Parameter, Part]]
+
+
+def _places(params: Iterable[_Parameter]) -> _Places:
+    """Where each tensor belongs, by its name."""
+    return {key: (param, part) for param in params for key, part in param.sources.items()}
+
+
+def _check(
+    places: _Places, tensors: Iterable[_Tensor], may_be_left_over: Callable[[str], bool]
+) -> None:
+    """Raises ConfigError unless there is one tensor for each place, of the right shape, and no
+    other that may not be left over."""
     missing = set(places)
-    for key, source in tensors:
-        if key not in places:
-            raise ConfigError(f"checkpoint: {key} has no place in this model")
-        if key not in missing:
-            raise ConfigError(f"checkpoint: {key} is there twice")
-        missing.remove(key)
-        param, part = places[key]
+    for tensor in tensors:
+        if tensor.name not in places:
+            if may_be_left_over(tensor.name):
+                continue
+            raise tensor.unusable(ValueError("has no place in this model"))
+        if tensor.name not in missing:
+            raise tensor.unusable(ValueError("is there twice"))
+        missing.remove(tensor.name)
+        param, part = places[tensor.name]
         try:
-            param.layer.weight_loader(param.memory(), source, part)
-        except (ValueError, SafetensorError) as error:
-            raise _unusable(key, error) from None
-        if missing.isdisjoint(param.sources):
-            _finalize(param)
+            param.layer.check_source(param.name, tensor.source, part)
+        except ValueError as error:
+            raise tensor.unusable(error) from None
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ConfigError(f"checkpoint: no tensor for {', '.join(sorted(missing)[:3])}{more}")
 
 
-def _finalize(param: _Parameter) -> None:
-    try:
-        param.layer.finalize(param.name)
-    except ValueError as error:
-        raise _unusable(" + ".join(param.sources), error) from None
+def _fill(places: _Places, tensors: Iterable[_Tensor]) -> None:
+    missing = set(places)
+    for tensor in tensors:
+        if tensor.name not in places:  # left over
+            if bool(tensor.source[:].any()):
+                raise tensor.unusable(ValueError("has no place in this model, and is not 0"))
+            continue
+        missing.remove(tensor.name)
+        param, part = places[tensor.name]
+        try:
+            param.layer.weight_loader(param.name, param.memory(), tensor.source, part)
+        except (ValueError, SafetensorError) as error:
+            raise tensor.unusable(error) from None
+        if missing.isdisjoint(param.sources):
+            try:
+                param.layer.finalize(param.name)
+            except ValueError as error:
+                parts = " + ".join(param.sources)
+                raise ConfigError(f"{tensor.file}: {parts} {error}") from None
 
 
 def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
-    """Norm weights are 1, everything else is normal with deviation 0.02; the same for one seed."""
+    """The same for one seed; what suits each parameter its layer knows."""
     for param in params:
         memory = param.memory()
-        if memory.dim() == 1 and param.name == "weight":
-            memory.fill_(1)
-        else:
-            checksum = zlib.crc32(f"{seed}/{param.path}".encode())
-            generator = torch.Generator(memory.device).manual_seed(checksum)
-            memory.normal_(0, 0.02, generator=generator)
-        _finalize(param)
-
-
-def _tensors(folder: Path, *, is_tied: bool) -> Iterator[tuple[str, TensorSource]]:
-    """The tensors of a checkpoint that belong in a model, by name. Raises ConfigError when a file
-    cannot be read or holds other tensors than the index says."""
-    for path, expected in checkpoint_files(folder).items():
-        with open_checkpoint_file(path, expected, framework="pt") as file:
-            for key in file.keys():
-                if not _is_surplus(key, is_tied):
-                    yield key, cast(Any, file.get_slice(key))
+        checksum = zlib.crc32(f"{seed}/{param.path}".encode())
+        generator = torch.Generator(memory.device).manual_seed(checksum)
+        param.layer.fill_random(param.name, memory, generator)
+        param.layer.finalize(param.name)
 
 
 def _is_surplus(key: str, is_tied: bool) -> bool:

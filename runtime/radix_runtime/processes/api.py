@@ -13,11 +13,12 @@ import uvicorn
 import uvloop
 
 from ..errors import EXIT_INTERNAL, RequestError
+from ..grammar.service import Grammars
 from ..model_config import ModelConfig
 from ..server.api import create_app, http_server
 from ..server.tokenizer_manager import TokenizerManager
-from ..text.generation_config import sampling_defaults
-from ..text.tokenizer import load_tokenizer
+from ..text.generation_config import eos_token_ids, sampling_defaults
+from ..text.tokenizer import served_tokenizer
 from .child import Child
 from .ipc import AsyncLink, Sender
 
@@ -35,16 +36,29 @@ async def _serve(child: Child) -> None:
     model_dir = Path(args.model_path or "")
     receiver, sender = child.connect()
     link = AsyncLink(receiver, sender)
+    model = ModelConfig.from_dir(model_dir, args.json_model_override_args)
+    tokenizer = served_tokenizer(args)
+    grammars = Grammars(
+        args,
+        tokenizer,
+        vocab_size=model.vocab_size,
+        eos_ids=eos_token_ids(model_dir, tokenizer),
+    )
     manager = TokenizerManager(
         args=args,
-        model=ModelConfig.from_dir(model_dir, args.json_model_override_args),
-        tokenizer=load_tokenizer(args.tokenizer_path or model_dir, args.chat_template),
+        model=model,
+        tokenizer=tokenizer,
         link=link,
         defaults=sampling_defaults(args, model_dir),
+        grammars=grammars,
     )
+    with contextlib.suppress(RequestError):  # answers cannot be constrained
+        grammars.start_compilers()
     manager.health = child.heartbeats.stale
+    manager.drain.on_change = lambda ready: child.report("admitting" if ready else "draining")
+    manager.text.start()
     app = create_app(manager)
-    server = http_server(app)
+    server = http_server(app, args.max_connections)
     # The supervisor decides when to stop.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     assert child.launch.listen_fd is not None
@@ -57,9 +71,12 @@ async def _serve(child: Child) -> None:
     ]
     gc.collect()
     gc.freeze()  # what is there by now stays: no collection while serving looks at it again
-    child.report("ready", info={"has_chat_template": manager.tokenizer.chat_template is not None})
+    format = manager.format.facts()
+    child.report("ready", info={"has_chat_template": manager.has_chat_template, **format})
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     app.state.bodies.close()
+    manager.text.close()
+    grammars.close()
     for task in ended:
         task.result()
 
@@ -79,7 +96,9 @@ async def _receive(link: AsyncLink, manager: TokenizerManager) -> None:
 async def _obey(
     child: Child, manager: TokenizerManager, sender: Sender, server: uvicorn.Server
 ) -> None:
-    """The supervisor's commands: `ready INFO`, then `stop` or `fail REASON`."""
+    """The supervisor's commands: `ready INFO`, then perhaps `drain`, then `stop` or `fail
+    REASON`."""
+    background = set()
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -91,6 +110,9 @@ async def _obey(
                 await asyncio.wait_for(manager.one_token(), _WARM_UP_TIMEOUT)
             manager.set_ready(msgspec.json.decode(rest))
             child.report("serving")
+        elif command == "drain":
+            manager.drain.begin(for_good=True)
+            background.add(asyncio.create_task(_report_drained(child, manager)))
         elif command == "stop":
             manager.fail_all(
                 RequestError(
@@ -107,3 +129,8 @@ async def _obey(
             )
             server.should_exit = True
     os._exit(EXIT_INTERNAL)  # the supervisor has gone
+
+
+async def _report_drained(child: Child, manager: TokenizerManager) -> None:
+    await manager.drain.finished()
+    child.report("drained")

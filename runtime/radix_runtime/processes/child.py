@@ -71,12 +71,12 @@ class Child:
         self.process = launch.process
         self.topology = Topology(launch.roles)
         self.role = self.topology.role(launch.process)
-        self.heartbeats = Heartbeats(self.topology.processes, launch.heartbeat_fd)
+        self.heartbeats = Heartbeats(self.topology.everybody(), launch.heartbeat_fd)
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        """Tells the supervisor `ready` (with `info` for the API), `serving` (the API only),
-        `config` (the operator's mistake) or `fatal`."""
+        """Tells the supervisor `ready` (with `info` for the API), `serving`, `draining`,
+        `admitting` and `drained` (the API only), `config` (the operator's mistake) or `fatal`."""
         message = " ".join(str(error).split())[:_MAX_REPORT]
         line = msgspec.json.encode((event, message, info or {})) + b"\n"
         with contextlib.suppress(OSError):  # the supervisor does not listen any more
@@ -99,7 +99,7 @@ class Child:
         wake = None
         if not self.role.serves_http:
             wake = on_signals(self._sigterms.append, signal.SIGTERM)
-        sender = Sender(node)
+        sender = Sender(node, self.should_stop)
         return Receiver(node, wake, on_change=sender.follow), sender
 
     def should_stop(self) -> bool:

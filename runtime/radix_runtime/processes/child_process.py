@@ -42,6 +42,7 @@ class ChildProcess:
         self.ready = False
         self.reason = ""
         self.unread = b""
+        self._is_asked = False
         self._is_closed = False
         self.write(msgspec.json.encode(launch))
 
@@ -50,6 +51,12 @@ class ChildProcess:
         assert self._popen.stdin is not None
         with contextlib.suppress(OSError):  # it does not read; its exit tells the rest
             self._popen.stdin.write(line + b"\n")
+
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM. May be called again."""
+        if not self._is_asked:
+            self._is_asked = True
+            os.kill(self.pid, signal.SIGTERM)
 
     def exit_text(self) -> str:
         """How it ended, for a person. Only after `exit_descriptor` became readable."""

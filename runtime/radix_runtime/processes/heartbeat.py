@@ -13,15 +13,18 @@ class Heartbeats:
     """A table of words for each of `processes`, in a memfd that the children inherit. `descriptor`
     None creates it."""
 
-    # Each word has one writer and is stored as a whole. A process has two:
+    # Each word has one writer and is stored as a whole. A process has three:
     #   beat: its last beat; CLOCK_MONOTONIC ns, 0 = not ready yet
     #   step: ns for which its engine had not completed a step when the process last looked; 0: the
     #         engine is idle, or there is none
+    #   stopped: since when it, or a process that it has started, has been stopped; ns, 0 = it runs.
+    #         The supervisor's word
 
     def __init__(self, processes: Sequence[str], descriptor: int | None = None) -> None:
-        self._beat_words = {process: 2 * row for row, process in enumerate(processes)}
-        self._step_words = {process: 2 * row + 1 for row, process in enumerate(processes)}
-        size = 2 * len(processes) * _WORD_BYTES
+        self._beat_words = {process: 3 * row for row, process in enumerate(processes)}
+        self._step_words = {process: 3 * row + 1 for row, process in enumerate(processes)}
+        self._stopped_words = {process: 3 * row + 2 for row, process in enumerate(processes)}
+        size = 3 * len(processes) * _WORD_BYTES
         if descriptor is None:
             descriptor = os.memfd_create("radix-heartbeats")
             os.ftruncate(descriptor, size)
@@ -36,12 +39,24 @@ class Heartbeats:
         """This process has ended: it is not silent, and its engine does no step."""
         self._words[self._beat_words[process]] = 0
         self._words[self._step_words[process]] = 0
+        self._words[self._stopped_words[process]] = 0
+
+    def note_stopped(self, process: str, stopped: bool) -> None:
+        """This process, or one that it has started, is stopped now or runs."""
+        word = self._stopped_words[process]
+        if not stopped:
+            self._words[word] = 0
+        elif self._words[word] == 0:
+            self._words[word] = time.monotonic_ns()
 
     def stale(self, limit: float = STALE_SECONDS) -> str | None:
-        """The process that has been silent for longest since its first beat, if for more than
-        `limit` seconds."""
+        """The process that has been silent, or stopped, for longest since its first beat, if for
+        more than `limit` seconds."""
         now = time.monotonic_ns()
-        last = {process: self._words[word] or now for process, word in self._beat_words.items()}
+        last = {}
+        for process, word in self._beat_words.items():
+            stopped = self._words[self._stopped_words[process]] or now
+            last[process] = min(self._words[word] or now, stopped)
         worst = min(last, key=lambda process: last[process])
         return worst if now - last[worst] > limit * 1e9 else None
 

@@ -12,8 +12,10 @@
 import asyncio
 import hmac
 import logging
+import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ _HEADER = struct.Struct("<32sHIIQ")
 MAX_BODY = 64 << 20
 _HIGH_WATER = 10_000
 _SEND_TIMEOUT = 10.0  # seconds a full link may stay full
+_SEND_SLICE = 0.05  # seconds between two looks at whether this process is to stop
 _MAX_BATCH = 256  # messages of one receive()
 _RECONNECT_TIMEOUT = 1.0  # seconds for a connection to a process that is there
 _RETRY = 0.05  # seconds until an Abort that found the link full is sent again
@@ -102,7 +105,7 @@ class Receiver:
         self._token = node.token
         self._generation = node.generation(node.process)
         self._on_change = on_change
-        self._senders = node.topology.senders()
+        self._senders = node.topology.everybody()
         self._expected = [_Expected(node.generation(sender)) for sender in self._senders]
         self._socket = _socket(zmq.PULL)
         self._socket.bind(endpoint(node.directory, node.process))
@@ -110,6 +113,8 @@ class Receiver:
         self._poller.register(self._socket, zmq.POLLIN)
         if wake is not None:
             self._poller.register(wake, zmq.POLLIN)  # which keeps it open
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller.register(self._woken, zmq.POLLIN)
         self.ignored_frames = 0
 
     def receive(self) -> list[Message]:
@@ -132,8 +137,14 @@ class Receiver:
 
     def wait(self, timeout: float | None) -> bool:
         """Sleeps until a message (True), `wake`, or the timeout in seconds."""
-        ready = self._poller.poll(None if timeout is None else int(timeout * 1000))
-        return any(source is self._socket for source, _ in ready)
+        ready = [source for source, _ in self._poller.poll(_milliseconds(timeout))]
+        if self._woken in ready:
+            os.eventfd_read(self._woken)
+        return any(source is self._socket for source in ready)
+
+    def wake(self) -> None:
+        """Ends a `wait` of another thread."""
+        os.eventfd_write(self._woken, 1)
 
     def _open(self, frame: bytes) -> Message | None:
         """The message; None if its sender or its receiver has been restarted since."""
@@ -172,6 +183,10 @@ class Receiver:
             loop.remove_reader(descriptor)
 
 
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1000)
+
+
 class Link:
     """The way from one process to another. `target` is the other's id."""
 
@@ -180,7 +195,7 @@ class Link:
         self.restartable = node.topology.role(target).restartable
         self._address = endpoint(node.directory, target)
         self._token = node.token
-        self._source = node.topology.senders().index(node.process)
+        self._source = node.topology.everybody().index(node.process)
         self._own_generation = node.generation(node.process)
         self._generation = node.generation(target)
         self._sequence = 0
@@ -230,9 +245,11 @@ class Link:
 
 
 class Sender:
-    """The outbox of a process: sends each message where its type belongs."""
+    """The outbox of a process: sends each message where its type belongs. Once `should_stop()` says
+    that this process is to end, it waits for nobody, and what a link does not take is dropped."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, should_stop: Callable[[], bool] = lambda: False) -> None:
+        self._should_stop = should_stop
         sends = node.topology.role(node.process).sends
         self._links: dict[str, Link] = {}  # by process
         self._routes: dict[str, list[Link]] = {}  # by type of message; a link an instance
@@ -249,10 +266,13 @@ class Sender:
         a restartable process: raises ProcessUnavailable."""
         link = self._link(message, instance)
         body = _encoded(message)
+        deadline = time.monotonic() + _SEND_TIMEOUT
         while not link.try_send(body):
+            if self._should_stop():
+                return
             if link.restartable:
                 raise ProcessUnavailable(f"{link.target} takes no messages now")
-            if not link.wait_writable(_SEND_TIMEOUT):
+            if not link.wait_writable(_SEND_SLICE) and time.monotonic() > deadline:
                 role = link.target.rpartition("/")[0]
                 raise LinkError(f"{role} has not read its messages for {_SEND_TIMEOUT:g} s")
 

@@ -92,8 +92,8 @@ class Topology:
         role = self.role(process)
         return process if role.instances > 1 else role.name
 
-    def senders(self) -> list[str]:
-        """Everybody who sends messages: all processes, then the supervisor."""
+    def everybody(self) -> list[str]:
+        """All processes, then the supervisor: who sends messages, and whose heart beats."""
         return [*self.processes, process_id(SUPERVISOR)]
 
     def peers(self, process: str) -> list[str]:

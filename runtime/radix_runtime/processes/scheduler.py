@@ -4,15 +4,20 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ..engine.executor import create_executor
+from ..config import ServerArgs
+from ..engine.device_defaults import with_device_defaults
+from ..engine.executor import LocalExecutor, create_executor
 from ..engine.facts import engine_facts, resolved_settings
-from ..errors import EXIT_INTERNAL
+from ..errors import EXIT_INTERNAL, RequestError
+from ..grammar.service import Grammars
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
 from ..text.generation_config import eos_token_ids
-from ..text.tokenizer import load_tokenizer
+from ..text.tokenizer import Tokenizer, served_tokenizer
 from .child import Child
 from .ipc import MAX_BODY
 
@@ -57,9 +62,9 @@ class LoadLog:
 def serve(child: Child) -> None:
     """Runs until the supervisor asks this process to stop, or a rank dies."""
     inbox, outbox = child.connect()
-    args = child.args
+    args = with_device_defaults(child.args)
     config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
-    tokenizer = load_tokenizer(args.tokenizer_path or args.model_path or "")
+    tokenizer = served_tokenizer(args)
     eos_ids = eos_token_ids(Path(args.model_path or ""), tokenizer)
 
     def rank_died(reason: str) -> None:
@@ -67,6 +72,7 @@ def serve(child: Child) -> None:
         os._exit(EXIT_INTERNAL)  # also when idle, and whatever the main thread waits for
 
     executor = create_executor(args, config, rank_died)
+    grammars = _grammars(args, executor, tokenizer=tokenizer, eos_ids=eos_ids)
     try:
         scheduler = Scheduler(
             args=args,
@@ -75,7 +81,10 @@ def serve(child: Child) -> None:
             outbox=outbox,
             eos_ids=eos_ids,
             max_message=MAX_BODY,
+            make_masks=grammars.start_masker,
         )
+        with suppress(RequestError):  # answers cannot be constrained
+            scheduler.constraints.start()
         load = LoadLog(scheduler)
 
         def heartbeat() -> None:
@@ -98,7 +107,24 @@ def serve(child: Child) -> None:
         )
         scheduler.run(child.should_stop)
     finally:
+        grammars.close()
         executor.close()
+
+
+def _grammars(
+    args: ServerArgs,
+    executor: LocalExecutor,
+    *,
+    tokenizer: Tokenizer | None,
+    eos_ids: Sequence[int],
+) -> Grammars:
+    return Grammars(
+        args,
+        tokenizer,
+        vocab_size=executor.vocab_size,
+        eos_ids=eos_ids,
+        mask_rows=executor.max_rows * executor.max_samples,
+    )
 
 
 def _watch_steps(child: Child, scheduler: Scheduler) -> None:

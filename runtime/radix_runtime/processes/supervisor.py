@@ -8,6 +8,7 @@ alone."""
 
 import logging
 import os
+import resource
 import secrets
 import selectors
 import signal
@@ -25,12 +26,15 @@ from ..server.listener import url_of
 from ..spawn import DUMP_SIGNAL
 from .child import Info, Launch, on_signals
 from .child_process import ChildProcess
+from .health_port import HealthPort
 from .heartbeat import Heartbeats
 from .ipc import TOKEN_BYTES, LinkError, Node
 from .private_directory import private_directory
 from .restarts import DEATH_WINDOW, MAX_DEATHS, Restarts
 from .roles import ROLES, SUPERVISOR, Role, Topology, process_id
+from .stopped import is_stopped
 
+_OTHER_FILES = 256  # open files of a process beside connections
 _TICK = 1.0  # seconds between two looks at the heartbeats
 _GRACE = 2.5  # seconds that children have to end by themselves
 _DUMP_TIME = 0.2  # seconds for a process to print its stacks
@@ -56,12 +60,14 @@ class Supervisor:
         self._url = url_of(listener)
         self._roles = list(roles)
         self._topology = Topology(roles)
-        self._heartbeats = Heartbeats(self._topology.processes)
+        self._heartbeats = Heartbeats(self._topology.everybody())
         self._selector = selectors.DefaultSelector()  # the data of an entry is what to call
         self._children: dict[str, ChildProcess] = {}
         self._info: Info = {}
         self._serving = False
         self._signals: list[int] = []
+        self._is_drained = False  # by /drain
+        self._drain_end: float | None = None  # when what is still open is ended
         self._verdict: tuple[int, str] | None = None  # exit code and reason, once decided
         self._node: Node
         self._restarts: Restarts
@@ -69,6 +75,8 @@ class Supervisor:
     def run(self) -> int:
         """Serves until a signal or a failure; the exit code. Runs in the main thread only. Raises
         ConfigError when a child finds that the configuration cannot work."""
+        _raise_descriptor_limit(self._args.max_connections)
+        health_port = self._open_health_port()
         wake = on_signals(self._signals.append, signal.SIGTERM, signal.SIGINT)
         self._on_readable(wake.fileno(), lambda: wake.recv(64))
         with private_directory() as directory:
@@ -86,12 +94,33 @@ class Supervisor:
                     self._start(process)
                 self._listener.close()  # an API that dies must not leave clients in its backlog
                 while self._verdict is None:
-                    self._dispatch(_TICK)
+                    self._dispatch(self._next_look())
                     self._look()
                 return self._end(*self._verdict)
             finally:
                 for child in self._children.values():
                     child.close()
+                if health_port is not None:
+                    health_port.close()
+
+    def _open_health_port(self) -> HealthPort | None:
+        if self._args.health_port is None:
+            return None
+        port = HealthPort(
+            self._args.host,
+            self._args.health_port,
+            url=self._url,
+            health=self._heartbeats.stale,
+            ready=self._why_not_ready,
+            metrics_need_key=self._args.metrics_api_key is not None,
+        )
+        log.info("health, readiness and metrics on port %d", port.port)
+        return port
+
+    def _why_not_ready(self) -> str | None:
+        if not self._serving or self._verdict is not None:
+            return "not serving"
+        return "draining" if self._is_drained or self._drain_end is not None else None
 
     def _start(self, process: str) -> None:
         serves_http = self._topology.role(process).serves_http
@@ -131,17 +160,37 @@ class Supervisor:
 
     def _look(self) -> None:
         """Decides to end on a signal, or if steps or processes stand still."""
+        self._heartbeats.beat(process_id(SUPERVISOR))
         if self._signals:
-            self._decide(EXIT_CLEAN, f"{signal.Signals(self._signals[0]).name}: shutting down")
-            return
+            self._follow_signals()
         if not self._serving:
             return
+        for child in self._children.values():
+            self._heartbeats.note_stopped(child.process, is_stopped(child.pid))
         limit = self._args.step_timeout
         stale = self._heartbeats.stale(limit)
         if self._heartbeats.step_seconds > limit:
             self._decide(EXIT_HANG, f"no step was completed in {limit:g} s (--step-timeout)")
         elif stale is not None:
             self._silent(self._children[stale], limit)
+
+    def _follow_signals(self) -> None:
+        """SIGTERM lets open requests end first; SIGINT, or a second signal, does not."""
+        if not self._serving or len(self._signals) > 1 or self._signals[0] != signal.SIGTERM:
+            self._decide(EXIT_CLEAN, f"{signal.Signals(self._signals[-1]).name}: shutting down")
+        elif self._drain_end is None:
+            seconds = self._args.drain_delay + self._args.drain_timeout
+            self._drain_end = time.monotonic() + seconds
+            log.info("SIGTERM: open requests have %g s to end", seconds)
+            self._tell_http(b"drain")
+        elif time.monotonic() >= self._drain_end:
+            self._decide(EXIT_CLEAN, "shutting down; requests that are still open end now")
+
+    def _next_look(self) -> float:
+        """Seconds until there is something to look at."""
+        if self._drain_end is None:
+            return _TICK
+        return max(0.0, min(_TICK, self._drain_end - time.monotonic()))
 
     def _silent(self, child: ChildProcess, limit: float) -> None:
         reason = f"the {child.label} process has been silent for {limit:g} s"
@@ -168,6 +217,10 @@ class Supervisor:
                 self._serving = True
                 self._on_serving(self._url, self._info)
                 log.info("ready: %s", self._url)
+            elif event in ("draining", "admitting"):
+                self._is_drained = event == "draining"
+            elif event == "drained":
+                self._decide(EXIT_CLEAN, "shutting down: no request is open")
             elif event == "config" and not self._serving:
                 raise ConfigError(message)
             else:
@@ -240,19 +293,40 @@ class Supervisor:
             for child in running:
                 self._dump_stacks(child)
         self._tell_http(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
-        for child in running:
-            if not self._topology.role(child.process).serves_http:
-                os.kill(child.pid, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
-        while any(child.running for child in running):
+        while running:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
+            self._stop_next(running)
             self._dispatch(left)
+            running = [child for child in running if child.running]
             if len(self._signals) > signals:
                 return 128 + self._signals[-1]
+        for child in running:
+            log.error("the %s process does not end by itself and is killed", child.label)
         return code
+
+    def _stop_next(self, running: list[ChildProcess]) -> None:
+        """Asks one process at a time to end, those that were started last first: who sends ends
+        before who receives."""
+        for child in reversed(running):
+            if not self._topology.role(child.process).serves_http:
+                child.ask_to_end()
+                return
 
     def _dump_stacks(self, child: ChildProcess) -> None:
         os.killpg(child.pid, DUMP_SIGNAL)  # tensor-parallel workers too
         time.sleep(_DUMP_TIME)  # for its stacks, before those of the next
+
+
+def _raise_descriptor_limit(connections: int) -> None:
+    """Lets this process and those that it starts open as many files as the system allows it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most != resource.RLIM_INFINITY and most < connections + _OTHER_FILES:
+        log.warning(
+            "the limit of open files is %d (ulimit -Hn): fewer than --max-connections %d fit",
+            most,
+            connections,
+        )

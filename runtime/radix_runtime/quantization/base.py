@@ -1,6 +1,8 @@
 """LinearMethod: how the weight of a linear layer is held and multiplied. One file a format."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,25 +10,56 @@ from torch import nn
 
 from .. import ops
 from ..shortcuts import reset_shortcuts
+from .params import LinearShape, ParamSpec
 
 
 class LinearMethod(ABC):
     """Owns the parameters of a linear layer other than the bias; the layer slices checkpoint
-    tensors for its rank and merges them. One instance serves all layers of a model; `layer` is
-    always the module that the parameters are attributes of.
+    tensors for its rank and merges them. One instance may serve many layers; `layer` is always the
+    module that the parameters are attributes of. Instances of equal format and settings are equal.
 
     The methods with a body are `apply` by other ways. A subclass that overrides `apply` does not
     inherit those that its base class wrote for its own `apply`."""
+
+    # The format whose weights it widens to the compute type as they load, for want of a kernel.
+    widens: str | None = None
+    # Ops of the wheel that it needs and most models do not.
+    special_ops: tuple[str, ...] = ()
+    # A rank's share must begin and end at multiples of these, or the layer cannot be cut there.
+    output_unit: int = 1
+    input_unit: int = 1
+    # Experts of a layer are held in one tensor, [E, out, in], for `fused_experts`, wherever they
+    # are; on a GPU they always are.
+    stacks_experts: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         shortcuts = ("apply_silu_and_mul", "argmax", "packed_weight")
         reset_shortcuts(cls, LinearMethod, "apply", shortcuts)
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def for_shape(self, shape: LinearShape) -> "LinearMethod":
+        """The method of a layer of this shape, where another than this must hold it: its kernel may
+        not take every size."""
+        return self
+
     @abstractmethod
-    def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        """Registers the parameters on `layer`, on the meta device: this rank's sizes, of outputs
-        first; `dtype` is the model's compute type."""
+    def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
+        """What a checkpoint must hold for a layer of this shape; `dtype` is the model's compute
+        type. Raises ConfigError where the layer cannot be held or cut in this way."""
+
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        """What the weight of a layer of this shape takes in memory once it is loaded: as much as in
+        the checkpoint, by default."""
+        return sum(
+            math.prod(spec.shape_on_rank(shape)) * spec.dtype.itemsize
+            for spec in self.params(shape, dtype)
+        )
 
     @abstractmethod
     def apply(
@@ -46,10 +79,10 @@ class LinearMethod(ABC):
         that of `residual` may become the result."""
 
     @abstractmethod
-    def finalize(self, layer: Any, name: str) -> None:
-        """Called once, when parameter `name` is loaded completely: repack it, free the source.
-        Raises ValueError when its values cannot be held in this format, ConfigError when the device
-        cannot use it."""
+    def finalize(self, layer: Any) -> None:
+        """Called once, when all parameters of the layer are loaded: repack them by `layer.hold`,
+        which frees them. Raises ValueError when their values cannot be held in this format,
+        ConfigError when the device cannot use it."""
 
     def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, where gate and up are the two halves of the outputs: [T, in_features] ->
@@ -67,9 +100,30 @@ class LinearMethod(ABC):
         may read it directly; None otherwise."""
         return None
 
-    def for_head(self) -> "LinearMethod | None":
-        """The method of the vocabulary matrix, as a head or tied; None: dense."""
-        return None
+    def embedding(self, layer: Any, ids: torch.Tensor) -> torch.Tensor:
+        """The rows `ids` int32 [T] of the weight, [T, in_features], in the compute type."""
+        return ops.embedding(ids, layer.weight)
+
+    def fused_experts(
+        self,
+        x: torch.Tensor,
+        w1: Mapping[str, torch.Tensor],
+        w2: Mapping[str, torch.Tensor],
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The weighted sum of experts that are held in one tensor: x [T, hidden_size], weights
+        float32 [T, top_k] and ids int32 [T, top_k] -> [T, hidden_size]. w1, w2: what the layers of
+        gate and up, and of down, hold, stacked, [E, ...], by name. expert_map: int32 [experts], the
+        numbers of this rank's, -1 for others."""
+        raise NotImplementedError(f"{type(self).__name__} holds no experts in one tensor")
+
+    def fill_random(
+        self, layer: Any, name: str, memory: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        """Values for parameter `name` where no checkpoint is read."""
+        memory.normal_(0, 0.02, generator=generator)
 
 
 def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -1,24 +1,25 @@
-"""Weights in the compute type or quantized as they load: packed by the kernel wheel on the CPU,
-plain on a GPU."""
+"""Weights in the compute type or quantized as they load, packed by the kernel wheel."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import ops
 from ..errors import ConfigError
-from .base import LinearMethod, meta_parameter
+from .base import LinearMethod
+from .params import Inputs, LinearShape, Outputs, ParamSpec
 
 
 class DenseMethod(LinearMethod):
-    """`layer.weight` is an [out, in] parameter until finalize; on the CPU the packed weight takes
-    its place there. `kind` is that of `ops.pack_weight`; None, the compute type, works on a GPU
-    too."""
+    """`layer.weight` is an [out, in] parameter until finalize; then the packed weight takes its
+    place, but for experts on a GPU, which are stacked. `kind` is that of `ops.pack_weight`; None,
+    the compute type, works on a GPU too."""
 
     kind: str | None = None
 
-    def create(self, layer: Any, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
+    def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
+        return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
 
     def apply(
         self,
@@ -38,17 +39,47 @@ class DenseMethod(LinearMethod):
         return ops.linear_silu_and_mul(x, layer.weight)
 
     def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
-        return layer.weight if isinstance(layer.weight, ops.PackedWeight) else None
+        weight = layer.weight
+        # On a GPU no kernel reads more than `apply` does.
+        if isinstance(weight, ops.PackedWeight) and weight.data.device.type == "cpu":
+            return weight
+        return None
 
-    def finalize(self, layer: Any, name: str) -> None:
-        if name != "weight":
-            return
-        if layer.weight.device.type == "cpu":
-            source = layer.weight.data
-            del layer.weight
-            layer.weight = ops.pack_weight(source, kind=self.kind)
-        elif self.kind is not None:
+    def finalize(self, layer: Any) -> None:
+        self.keep(layer, layer.weight.data)
+
+    def keep(self, layer: Any, weight: torch.Tensor) -> None:
+        """The layer's weight is `weight` [out, in] from now on."""
+        on_cpu = weight.device.type == "cpu"
+        if self.kind is not None and not on_cpu:
             raise ConfigError("--quantization int8 and int4 are for the CPU")
+        if on_cpu or not layer.is_stacked:
+            # Hopper's kernels fetch the first bytes of a packed weight before the kernel ahead of
+            # them has ended: nothing in flight writes it.
+            layer.hold(weight=ops.pack_weight(weight, kind=self.kind))
+        else:
+            layer.hold(weight=weight)
+
+    def fused_experts(
+        self,
+        x: torch.Tensor,
+        w1: Mapping[str, torch.Tensor],
+        w2: Mapping[str, torch.Tensor],
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return ops.fused_experts(x, w1["weight"], w2["weight"], weights, ids, expert_map=expert_map)
+
+
+class PlainMethod(DenseMethod):
+    """A weight that stays an [out, in] tensor on every device: an embedding that is no head too."""
+
+    def keep(self, layer: Any, weight: torch.Tensor) -> None:
+        layer.hold(weight=weight)
+
+    def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
+        return None
 
 
 class Int8Method(DenseMethod):
@@ -56,15 +87,15 @@ class Int8Method(DenseMethod):
 
     kind = "w8a8"
 
-    def for_head(self) -> LinearMethod:
-        return self
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        return shape.out_features * (shape.in_features + 4)
 
 
 class Int4Method(DenseMethod):
-    """4-bit weights with a scale for each 64 inputs; x in 8 bits in the same groups. The vocabulary
-    matrix is held as int8."""
+    """4-bit weights with a scale for each 64 inputs; x in 8 bits in the same groups."""
 
     kind = "w4a8"
 
-    def for_head(self) -> LinearMethod:
-        return Int8Method()
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        groups = -(-shape.in_features // 64)
+        return shape.out_features * groups * (32 + 2)

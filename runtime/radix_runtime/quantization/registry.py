@@ -1,11 +1,43 @@
-"""Weight formats by name (`--quantization`); other packages add theirs: "radix.quantization"."""
+"""Weight formats by name: `--quantization`, and `quant_method` of a checkpoint. Other packages add
+theirs: "radix.quantization"."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ConfigError
 from ..registry import Registry
-from .base import LinearMethod
-from .dense import DenseMethod, Int4Method, Int8Method
+from .at_load import Int4AtLoad, Int8AtLoad
+from .awq import AwqConfig
+from .compressed_tensors import CompressedTensorsConfig
+from .config import QuantizationConfig, Target, Unquantized
+from .fp8_config import Fp8Config
+from .gguf import GgufConfig
+from .gptq import GptqConfig
 
-linear_methods: Registry[type[LinearMethod]] = Registry(
+quantizations: Registry[type[QuantizationConfig]] = Registry(
     kind="quantization",
     group="radix.quantization",
-    items={"dense": DenseMethod, "int8": Int8Method, "int4": Int4Method},
+    items={
+        "dense": Unquantized,
+        "int8": Int8AtLoad,
+        "int4": Int4AtLoad,
+        "fp8": Fp8Config,
+        "awq": AwqConfig,
+        "gptq": GptqConfig,
+        "compressed-tensors": CompressedTensorsConfig,
+        "gguf": GgufConfig,
+    },
 )
+
+
+def quantization_of(
+    name: str | None, checkpoint: Mapping[str, Any] | None, target: Target
+) -> QuantizationConfig:
+    """The format of a model's weights: `checkpoint`, the `quantization_config` of its files, or
+    else `name`, that of `--quantization`. Raises ConfigError."""
+    if checkpoint is None:
+        return quantizations.get(name or "dense").at_load(name or "dense", target)
+    method = str(checkpoint.get("quant_method"))
+    if name not in (None, method):
+        raise ConfigError(f"--quantization {name}: the checkpoint is quantized already ({method})")
+    return quantizations.get(method).from_checkpoint(checkpoint, target)

@@ -1,35 +1,53 @@
-"""What one step computes: its entries, and why each waiting request is not among them."""
+"""What one step computes, and why each waiting request is not part of it."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
+
+import numpy as np
 
 from ..memory.radix_node import Match
 from .request import Request
 
 
 class Entry(NamedTuple):
-    """One request in a step: its tokens [start, end), of which it samples `num_samples`. `match` is
-    set when this admits the request."""
+    """A chunk: tokens [start, end) of a request, of which it samples `num_samples`. `match` is set
+    when this admits the request."""
 
     request: Request
     start: int
     end: int
     num_samples: int
-    is_chunk: bool
     match: Match | None = None
 
 
-def decode(request: Request, num_samples: int) -> Entry:
-    """The request's next tokens: the last one accepted and `num_samples - 1` drafts."""
-    start = request.computed_len
-    return Entry(
-        request=request,
-        start=start,
-        end=start + num_samples,
-        num_samples=num_samples,
-        is_chunk=False,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeEntries:
+    """The streams of a step, by row. Entry i runs the tokens of row `rows[i]` from `start[i]` on,
+    as many as it samples: the last one accepted and `num_samples[i] - 1` drafts. int64 [n] each;
+    `total_samples` is the sum of `num_samples`."""
+
+    rows: np.ndarray
+    start: np.ndarray
+    num_samples: np.ndarray
+    total_samples: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def where(self, chosen: np.ndarray) -> "DecodeEntries":
+        """Those for which `chosen` (bool [n]) holds."""
+        num_samples = self.num_samples[chosen]
+        return DecodeEntries(
+            rows=self.rows[chosen],
+            start=self.start[chosen],
+            num_samples=num_samples,
+            total_samples=int(num_samples.sum()),
+        )
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+NO_STREAMS = DecodeEntries(rows=_NO_ROWS, start=_NO_ROWS, num_samples=_NO_ROWS, total_samples=0)
 
 
 def chunk(request: Request, start: int, length: int, match: Match | None = None) -> Entry:
@@ -41,7 +59,6 @@ def chunk(request: Request, start: int, length: int, match: Match | None = None)
         start=start,
         end=end,
         num_samples=1 if samples else 0,
-        is_chunk=True,
         match=match,
     )
 
@@ -73,23 +90,14 @@ class Decision:
     """What a step computes, and why each waiting request is not part of it. `shortage`: pages are
     missing for a step that has to be made; launch nothing."""
 
-    decode: list[Entry] = field(default_factory=list)
+    decode: DecodeEntries = NO_STREAMS
     chunks: list[Entry] = field(default_factory=list)
     shortage: bool = False
     blocked: dict[Request, Blocked] = field(default_factory=dict)
     rest: Blocked = Blocked.BEHIND  # the reason of waiting requests that are not in `blocked`
 
     def __bool__(self) -> bool:
-        return bool(self.decode or self.chunks)
-
-    def why(self, waiting: Request) -> Blocked:
-        """The reason for a request that is still waiting."""
-        return self.blocked.get(waiting, self.rest)
-
-    @property
-    def entries(self) -> list[Entry]:
-        """Decode entries, then chunks: the order of the plan."""
-        return [*self.decode, *self.chunks]
+        return len(self.decode) > 0 or len(self.chunks) > 0
 
     @property
     def dedup_waits(self) -> int:

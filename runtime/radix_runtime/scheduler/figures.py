@@ -75,5 +75,9 @@ def _host(life: Lifecycle) -> dict[str, int]:
 
 
 def _queue_by_reason(life: Lifecycle, decision: Decision) -> dict[str, int]:
-    waiting = Counter(decision.why(request) for request in life.waiting)
-    return {f"num_queue_{reason.name.lower()}_reqs": waiting[reason] for reason in Blocked}
+    # Few have a reason of their own, however many wait.
+    named = Counter(
+        reason for request, reason in decision.blocked.items() if request in life.waiting
+    )
+    named[decision.rest] += len(life.waiting) - named.total()
+    return {f"num_queue_{reason.name.lower()}_reqs": named[reason] for reason in Blocked}

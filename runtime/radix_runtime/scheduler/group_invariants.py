@@ -45,8 +45,8 @@ def _first_tokens_read(life: Lifecycle, in_flight: Iterable[Step]) -> dict[Reque
         if request.state is State.DECODE:
             first[request] = request.num_ids - 1
     for step in in_flight:
-        for entry in step.entries:
-            if entry.is_chunk and entry.request in first:
+        for entry in step.chunks:
+            if entry.request in first:
                 first[entry.request] = min(first[entry.request], entry.start)
     return first
 

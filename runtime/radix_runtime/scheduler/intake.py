@@ -64,8 +64,8 @@ class Intake:
             max_choices=args.max_choices,
             max_total_tokens=executor.num_pages * executor.page_size,
         )
-        self.max_running = min(args.max_running_requests, executor.max_rows)
-        self.queue_limit = args.queue_limit
+        self.max_running = min(args.running_limit, executor.max_rows)
+        self.queue_limit = args.max_queued_requests
         self._eos_ids = _inside_vocabulary(eos_ids, executor.vocab_size)
         self._random: random.Random = random.SystemRandom()
         if args.random_seed is not None:
@@ -156,8 +156,8 @@ class Intake:
 
     def _check_queue(self, call: str, num_choices: int) -> None:
         """A call is let in as a whole: where it fits, or has the queue for itself. Raises
-        RequestError."""
-        if call == self._taken_call:
+        RequestError. A server has refused most before (server/admission.py)."""
+        if self.queue_limit is None or call == self._taken_call:
             return
         most = self.queue_limit + self.max_running
         if num_choices > most:
@@ -166,8 +166,7 @@ class Intake:
         queued = len(self._life.waiting) + len(self._life.pending)
         limit = self.queue_limit + max(0, self.max_running - len(self._life.running))
         if queued + num_choices > limit and (queued or not limit):
-            waiting_tokens = sum(request.total_len for request in self._life.waiting)
-            seconds = waiting_tokens * self._counters.seconds_per_token()
+            seconds = self._life.waiting.num_tokens * self._counters.seconds_per_token()
             raise RequestError(
                 status=503,
                 code="engine_overloaded",

@@ -36,6 +36,7 @@ from .group_invariants import check_groups, check_host, resident
 from .lifecycle import Lifecycle
 from .live import LiveRequests
 from .request import Request, State
+from .rows import Flag
 
 # Owner codes of pages; FIRST_REQUEST + i is the i-th request of `resident`.
 FREE = 0
@@ -53,7 +54,7 @@ def check(
     check_tree(life.cache)
     check_locks(life)
     check_lifecycle(life, live)
-    unseen = samples_in_flight(in_flight)
+    unseen = samples_in_flight(life, in_flight)
     for request in resident(life):
         check_request(request, life, owner)
         check_lengths(request, life, unseen[request])
@@ -115,10 +116,29 @@ def check_lifecycle(life: Lifecycle, live: LiveRequests) -> None:
             require(request.ended == draining, "I5", f"{rid}: wrong end mark")
             seen.add(request)
             check_stream(request)
+    check_rows(life)
+    waiting_tokens = sum(request.total_len for request in life.waiting)
+    require(waiting_tokens == life.waiting.num_tokens, "I5", "tokens of the queue")
     living = {request for choices in live.values() for request in choices}
     require(living == seen - set(life.draining), "I5", "live requests and containers differ")
     rows = [request.row for request in resident(life)] + life.table.free_rows
     require(sorted(rows) == list(range(life.table.max_rows)), "I5", "a row has no or two owners")
+
+
+def check_rows(life: Lifecycle) -> None:
+    """The rows say of each request what it says itself."""
+    holders = {request.row: request for request in resident(life)}
+    for row, holder in enumerate(life.rows.requests):
+        require(holder is holders.get(row), "I5", f"row {row} is entered for another request")
+    for request in resident(life):
+        marked = bool(life.rows.flags[request.row] & Flag.ENDED)
+        require(marked == request.ended, "I5", f"{request.rid}: wrong end mark of its row")
+    decoding = sorted(r.row for r in life.running if r.state is State.DECODE)
+    same = sorted(life.rows.decoding.tolist()) == decoding
+    require(same, "I5", "the rows that decode are not those of requests in DECODE")
+    prefilling = {request for request in life.running if request.state is State.PREFILL}
+    awaited = prefilling <= life.prompts.keys() <= set(life.running)
+    require(awaited, "I5", "the prompts awaited are not those of running requests")
 
 
 def check_stream(request: Request) -> None:
@@ -129,12 +149,13 @@ def check_stream(request: Request) -> None:
     require(fits, "I6", f"{request.rid} sent {request.sent} of {request.num_output}")
 
 
-def samples_in_flight(in_flight: Iterable[Step]) -> Counter[Request]:
+def samples_in_flight(life: Lifecycle, in_flight: Iterable[Step]) -> Counter[Request]:
     """Tokens that the launched steps sample for each request, at most."""
     samples: Counter[Request] = Counter()
     for step in in_flight:
-        for entry in step.entries:
-            samples[entry.request] += entry.num_samples
+        counts = step.plan.num_samples.tolist()
+        for request, count in zip(step.requests(life.rows), counts, strict=True):
+            samples[request] += count
     return samples
 
 
@@ -201,8 +222,7 @@ def check_in_flight(life: Lifecycle, in_flight: Iterable[Step], owner: np.ndarra
         number = step.plan.step_id
         require(number > life.completed_step, "I10", "a completed step is in flight")
         # Without page sets (they are kept for checks at every step) there is nothing to compare.
-        for entry, pages in zip(step.entries, step.page_sets, strict=False):
-            request = entry.request
+        for request, pages in zip(step.requests(life.rows), step.page_sets, strict=False):
             name = f"step {number} of {request.rid}"
             require(request in code, "I10", f"{name}: its row was given back")
             require(request.last_step >= number, "I10", f"{name}: last step forgot it")

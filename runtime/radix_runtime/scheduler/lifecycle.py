@@ -9,8 +9,6 @@
 # Most models have full pages only. What others keep beside them is owned in the same way by
 # `groups` (memory/cache_groups.py), whose state of a request is found by its row.
 
-from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -25,14 +23,17 @@ from ..memory.request_table import RequestTable
 from ..memory.row_snapshots import RowSnapshots
 from ..memory.window_pages import WindowPages
 from .request import Request, State
+from .rows import Flag, Rows
+from .waiting import WaitingQueue
 
 
 class Lifecycle:
     """Every request that has not been released, by state, and the memory that it holds.
 
     `pending`, `waiting`, `running` (PREFILL and DECODE, in the order of admission) and `draining`
-    hold a request each while its state says so. `completed_step` is the newest step that has
-    completed; steps complete in order."""
+    hold a request each while its state says so; `rows` has the numbers of those with a row.
+    `prompts` are the running requests whose prompt has not been computed to its end by completed
+    steps. `completed_step` is the newest step that has completed; steps complete in order."""
 
     def __init__(
         self,
@@ -68,9 +69,11 @@ class Lifecycle:
             page_size, eviction=eviction, enabled=sharing, groups=self.groups, host=self.host
         )
         self.pending: dict[Request, Future[None]] = {}  # and what each waits for
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.draining: list[Request] = []
+        self.rows = Rows(max_rows)
+        self.prompts: dict[Request, None] = {}
         self.deferred: list[tuple[int, np.ndarray]] = []  # (last step that reads, pages)
         self.completed_step = -1
 
@@ -107,10 +110,12 @@ class Lifecycle:
         the same step."""
         self.waiting.remove(request)
         self.running.append(request)
+        self.prompts[request] = None
         request.move(State.PREFILL)
         self.cache.lock(match.node)
         request.node = match.node
         request.row = self.table.alloc()
+        self.rows.enter(request, _flags(request))
         request.cached_len = match.length
         request.computed_len = match.length
         request.reserved_len = match.length
@@ -140,22 +145,29 @@ class Lifecycle:
             self.allocator.free(self.cache.evict(missing))
         return self.allocator.alloc(num_pages)
 
-    def extend(self, requests: Sequence[Request], needs: Sequence[int]) -> None:
-        """Request i gets `needs[i]` more pages of every group that has pages; one allocation a
+    def extend(self, rows: np.ndarray, needs: np.ndarray) -> None:
+        """Row i gets `needs[i]` > 0 more pages of every group that has pages; one allocation a
         group for all of them."""
-        pages = self.take_pages(sum(needs))
-        start = 0
-        for request, need in zip(requests, needs, strict=True):
-            if need:
-                self._append(request, pages[start : start + need])
-                start += need
+        total = int(needs.sum())
+        held = self.rows.num_pages[rows]
+        owners = rows
+        index = held
+        if total > len(rows):
+            owners = np.repeat(rows, needs)
+            index = np.arange(total) + np.repeat(held - needs.cumsum() + needs, needs)
+        self.table.assign_each(owners, index, self.take_pages(total))
+        self.rows.num_pages[rows] = held + needs
         for window in self.windows:
-            pages = window.pool.take(sum(needs))
+            pages = window.pool.take(total)
             start = 0
-            for request, need in zip(requests, needs, strict=True):
-                if need:
-                    window.extend(request.row, pages[start : start + need])
-                    start += need
+            for row, need in zip(rows.tolist(), needs.tolist(), strict=True):
+                window.extend(row, pages[start : start + need])
+                start += need
+
+    def start_decoding(self, request: Request) -> None:
+        """PREFILL -> DECODE: the step that ends its prompt is about to be launched."""
+        request.move(State.DECODE)
+        self.rows.start_decoding(request.row)
 
     def _append(self, request: Request, pages: np.ndarray) -> None:
         self.table.assign(request.row, request.num_pages, pages)
@@ -165,6 +177,8 @@ class Lifecycle:
 
     def share(self, request: Request, computed: int) -> None:
         """Full pages of the first `computed` tokens, whose steps have completed, enter the tree."""
+        if computed >= request.prefill_end:
+            self.prompts.pop(request, None)
         count = computed // self.page_size
         known = request.cached_len // self.page_size
         if count <= known:
@@ -207,10 +221,10 @@ class Lifecycle:
             self.waiting.remove(request)
             request.move(State.DONE)
         else:
-            self.running.remove(request)
-            self.draining.append(request)
+            self._stop(request)
+            self.rows.flags[request.row] |= Flag.ENDED
             request.move(State.DRAINING)
-            self._finish_draining()
+            self._release_or_keep(request)
 
     def reclaim(self) -> None:
         """Gives back what no step in flight reads."""
@@ -218,23 +232,34 @@ class Lifecycle:
         self.deferred = []
         for step_id, pages in deferred:
             self._free_after(step_id, pages)
-        self._finish_draining()
+        draining = self.draining
+        self.draining = []
+        for request in draining:
+            self._release_or_keep(request)
 
-    def _finish_draining(self) -> None:
-        for request in [r for r in self.draining if r.last_step <= self.completed_step]:
-            self.draining.remove(request)
+    def _release_or_keep(self, request: Request) -> None:
+        """A DRAINING request is DONE once no step in flight contains it."""
+        if request.last_step > self.completed_step:
+            self.draining.append(request)
+        else:
             self._release(request)
             request.move(State.DONE)
+
+    def _stop(self, request: Request) -> None:
+        """No further step will contain a running request."""
+        self.running.remove(request)
+        self.prompts.pop(request, None)
+        self.rows.stop_decoding(request.row)
 
     def retract(self, request: Request) -> None:
         """To the head of the queue, while nothing is in flight. Ids, seed, what was sent and scored
         stay."""
         assert request.last_step <= self.completed_step and request.num_ids == request.total_len
-        self.running.remove(request)
+        self._stop(request)
         self._release(request)
         request.retractions += 1
         request.move(State.WAITING)
-        self.waiting.appendleft(request)
+        self.waiting.push_front(request)
 
     def reset_cache(self) -> None:
         """Forgets every cached prefix. Raises RuntimeError while a request holds one."""
@@ -252,6 +277,7 @@ class Lifecycle:
         self.cache.unlock(request.node)
         if request.poisoned:
             self.allocator.free(self.cache.prune(request.node))
+        self.rows.leave(request)
         self.table.free(request.row)
         request.row = -1
         request.node = None
@@ -259,3 +285,16 @@ class Lifecycle:
         request.cached_len = 0
         request.computed_len = 0
         request.reserved_len = 0
+
+
+def _flags(request: Request) -> int:
+    flags = 0
+    if request.logprobs is not None:
+        flags |= Flag.BY_TOKEN
+    if not request.is_streamed:
+        flags |= Flag.IN_BLOCKS
+    if request.params.stop:
+        flags |= Flag.COUNTED_LATE
+    if request.params.has_penalties or request.source.constraint is not None:
+        flags |= Flag.NO_DRAFTS
+    return flags

@@ -1,6 +1,8 @@
 """The requests that have not ended, and every way in which one ends."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from ..errors import RequestError
 from ..messages import FinishReason
@@ -10,6 +12,30 @@ from .output import Output
 from .request import Request
 
 
+class StopIds:
+    """The ids that end some live request: few of the tokens of a step have to be looked up in the
+    request's own set."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._uses = np.zeros(vocab_size + 1, np.int32)
+        self._uses[vocab_size] = 1  # stands for all that are no ids
+
+    def add(self, ids: Iterable[int]) -> None:
+        """A request begins that each of `ids` ends."""
+        self._uses[list(ids)] += 1
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """A request with these ids has ended."""
+        self._uses[list(ids)] -= 1
+
+    def among(self, tokens: np.ndarray) -> np.ndarray:
+        """[n], not 0 for those of `tokens` (int32) that end some request or are not in the
+        vocabulary."""
+        # As an unsigned number a negative one is beyond the vocabulary.
+        return self._uses[np.minimum(tokens.view(np.uint32), self.vocab_size)]
+
+
 class LiveRequests(Mapping[str, Sequence[Request]]):
     """Request id -> its choices that have not ended; an id without such choices is not there.
 
@@ -17,7 +43,10 @@ class LiveRequests(Mapping[str, Sequence[Request]]):
     row and pages until the last step that contains it has completed. No token is accepted for it
     any more."""
 
-    def __init__(self, life: Lifecycle, output: Output, counters: Counters) -> None:
+    def __init__(
+        self, life: Lifecycle, output: Output, counters: Counters, vocab_size: int
+    ) -> None:
+        self.stop_ids = StopIds(vocab_size)  # of all live requests
         self._choices: dict[str, list[Request]] = {}
         self._life = life
         self._output = output
@@ -36,6 +65,7 @@ class LiveRequests(Mapping[str, Sequence[Request]]):
         """All choices of one new request."""
         first = requests[0]
         self._choices[first.rid] = requests
+        self.stop_ids.add(first.stop_ids)
         self._counters.num_requests_total += len(requests)
         self._counters.prompt_tokens_total += first.prompt_len * len(requests)
 
@@ -89,4 +119,5 @@ class LiveRequests(Mapping[str, Sequence[Request]]):
         choices.remove(request)
         if not choices:
             del self._choices[request.rid]
+            self.stop_ids.remove(request.stop_ids)
         self._life.end(request)

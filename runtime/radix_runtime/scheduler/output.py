@@ -1,4 +1,6 @@
-"""What clients get: tokens become deltas, the deltas of a step mostly one TokenBatch."""
+"""What clients get: the tokens of a step, of all streams at once, and deltas of the others."""
+
+import numpy as np
 
 from ..errors import RequestError
 from ..messages import (
@@ -6,6 +8,7 @@ from ..messages import (
     FinishReason,
     Outbox,
     RequestFailed,
+    StreamTokens,
     TokenBatch,
     TokenDelta,
     batches,
@@ -13,24 +16,48 @@ from ..messages import (
     slice_ids,
 )
 from .request import Request
-
-_BLOCK = 64  # tokens that travel together when nobody reads before the end
+from .rows import BLOCK, Flag, Rows
 
 
 class Output:
     """The only sender of tokens and errors. Deltas are kept until `flush`; an error sends first
     what came before it."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, rows: Rows) -> None:
         self._outbox = outbox
+        self._rows = rows
+        self._tokens: StreamTokens | None = None  # go out before the deltas
         self._deltas: list[TokenDelta] = []
+
+    def add_rows(self, rows: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> None:
+        """What `add` does, for rows that go on and have just been given `counts[i]` of `tokens`;
+        none has log-probabilities."""
+        numbers = self._rows
+        flags = numbers.flags[rows]
+        gathering = rows[:0]
+        if np.count_nonzero(flags):
+            streamed = (flags & Flag.IN_BLOCKS) == 0
+            gathering = rows[~streamed]
+            tokens = tokens[np.repeat(streamed, counts)]
+            counts = counts[streamed]
+            rows = rows[streamed]
+        if len(rows):
+            if self._tokens is not None or self._deltas:
+                self.flush()
+            numbers.sent[rows] = numbers.num_ids[rows] - numbers.prompt_len[rows]
+            self._tokens = StreamTokens.pack(numbers.seq[rows], counts, tokens)
+        if len(gathering):
+            unsent = numbers.num_ids[gathering] - numbers.prompt_len[gathering]
+            unsent -= numbers.sent[gathering]
+            for row in gathering[unsent >= BLOCK].tolist():
+                self.add(numbers.request(row), None)
 
     def add(self, request: Request, reason: FinishReason | None) -> None:
         """What was not sent yet: the first token and the end at once, others in blocks if nobody
         waits for each."""
         first = not request.started
         new = request.ids[request.prompt_len + request.sent :]
-        together = 1 if request.source.stream or request.params.stop else _BLOCK
+        together = 1 if request.is_streamed else BLOCK
         if reason is None and not first and len(new) < together:
             return
         request.started = True
@@ -48,6 +75,8 @@ class Output:
         if request.prompt_logprobs is not None:
             delta.prompt_logprobs = request.prompt_logprobs.take()
         if first:
+            delta.queue_seconds = request.queue_seconds
+            delta.stream = request.seq
             delta.sampling = request.params
             delta.input_ids = slice_ids(request.source.input_ids, -CONTEXT_TOKENS)
         self._deltas.append(delta)
@@ -58,6 +87,12 @@ class Output:
         self._outbox.send(RequestFailed.of(rid, error))
 
     def flush(self) -> None:
+        """Sends what was added since the last time."""
+        tokens = self._tokens
+        self._tokens = None
         for batch in batches(self._deltas):
-            self._outbox.send(TokenBatch(batch))
+            self._outbox.send(TokenBatch(batch, tokens))
+            tokens = None
         self._deltas = []
+        if tokens is not None:
+            self._outbox.send(TokenBatch([], tokens))

@@ -6,16 +6,20 @@
 # to need are there; how much of `max_new_tokens` counts is adaptive (`OutputRatio`). Too much trust
 # costs a retraction, never a failure: `plan_step` reports a shortage before anything is launched.
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from ..memory.radix_node import Match, Node
 from ..registry import Registry
-from .decision import Blocked, Decision, Entry, chunk, chunk_length, decode
+from .decision import Blocked, Decision, DecodeEntries, chunk, chunk_length
 from .lifecycle import Lifecycle
 from .request import Request, State
-from .window_room import WindowRoom
+from .rows import Flag, Rows
+from .window_room import Growth, WindowRoom
 
 # Order of the queue ---------------------------------------------------------------------------
 
@@ -31,19 +35,19 @@ class QueueContext(NamedTuple):
 
 # The order in which requests are offered admission. It gets them in order of arrival, retracted
 # requests first; it may leave some out and must not change them.
-SchedulePolicy = Callable[[Sequence[Request], QueueContext], Iterable[Request]]
+SchedulePolicy = Callable[[Collection[Request], QueueContext], Iterable[Request]]
 
 # Requests in a row that wait for another's page before the rest is left for the next step.
 MOST_WAITS = 256
 LPM_WINDOW = 128  # oldest requests among which the longest prefix is looked for
 
 
-def fcfs(waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
+def fcfs(waiting: Collection[Request], context: QueueContext) -> Iterable[Request]:
     """First come, first served."""
     return waiting
 
 
-def lpm(waiting: Sequence[Request], context: QueueContext) -> Iterable[Request]:
+def lpm(waiting: Collection[Request], context: QueueContext) -> Iterable[Request]:
     """Longest cached prefix first, after the retracted and those older than the age bound."""
 
     def rank(request: Request) -> tuple[int, int]:
@@ -89,12 +93,35 @@ class OutputRatio:
         self.value = min(1.0, max(self.value, seen) + self.JUMP)
 
 
-def expected_len(request: Request, ratio: float, margin: int) -> int:
-    """Tokens the request is expected to reach: at least `margin` more than it has now, where it may
-    have them."""
-    left = request.max_total_len - request.total_len
-    ahead = max(int(ratio * min(left, OUTPUT_HORIZON)), margin)
-    return request.total_len + min(left, ahead)
+def expected_len(
+    total_len: np.ndarray, max_total_len: np.ndarray, ratio: float, margin: int
+) -> np.ndarray:
+    """Tokens that requests of these lengths are expected to reach: at least `margin` more than they
+    have now, where they may have them."""
+    left = max_total_len - total_len
+    ahead = np.maximum((ratio * np.minimum(left, OUTPUT_HORIZON)).astype(np.int64), margin)
+    return total_len + np.minimum(left, ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """How many pages requests are expected to need in all."""
+
+    ratio: float
+    margin: int  # tokens
+    page_size: int
+
+    def pages(self, request: Request) -> int:
+        """Of a waiting request."""
+        return int(self._pages(np.array([request.total_len]), np.array([request.max_total_len]))[0])
+
+    def pages_of_rows(self, rows: Rows, chosen: np.ndarray) -> np.ndarray:
+        """int64 [n]: of the requests in the `chosen` rows."""
+        return self._pages(rows.total_len[chosen], rows.max_total_len[chosen])
+
+    def _pages(self, total_len: np.ndarray, max_total_len: np.ndarray) -> np.ndarray:
+        expected = expected_len(total_len, max_total_len, self.ratio, self.margin)
+        return -(-expected // self.page_size)
 
 
 # The step -------------------------------------------------------------------------------------
@@ -116,17 +143,16 @@ def plan_step(
     stream; drafts, up to `max_samples - 1` a stream, come on top and take pages that nobody in the
     step needs more. Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
-    streams = [r for r in life.running if r.state is State.DECODE and r.total_len < r.max_total_len]
-    needs_page = [r for r in streams if r.computed_len == r.num_pages * size]
-    room = life.step_room - len(needs_page)
+    streams, start = _streams(life.rows)
+    room = life.step_room - np.count_nonzero(start == life.rows.num_pages[streams] * size)
     if room < 0:
         return Decision(shortage=True, rest=Blocked.NO_PAGES)
     decision = Decision()
     budget = token_budget - len(streams)
     starved = False
-    for request in life.running:
+    for request in life.prompts:
         if request.state is not State.PREFILL:
-            continue
+            continue  # its last chunk is in flight
         left = request.total_len - request.computed_len
         held = request.num_pages * size - request.computed_len
         length = chunk_length(left, min(budget, held + room * size))
@@ -136,7 +162,7 @@ def plan_step(
             decision.chunks.append(chunk(request, request.computed_len, length))
             budget -= length
             room -= life.allocator.pages_for(max(0, length - held))
-    decision.decode = _decode_entries(streams, room, max_samples, life)
+    decision.decode = _decode_entries(streams, start, room, max_samples, life)
     if starved:
         decision.rest = Blocked.NO_PAGES
     elif free_rows <= 0:
@@ -146,38 +172,46 @@ def plan_step(
     elif life.waiting:
         # What this step takes for a running request is within its expected length.
         margin = max(size, max_samples)
-        _admit(
-            life,
-            queue(),
-            decision,
-            rows=free_rows,
-            budget=budget,
-            expect=lambda request: life.allocator.pages_for(expected_len(request, ratio, margin)),
-        )
+        expect = Expectation(ratio=ratio, margin=margin, page_size=size)
+        _admit(life, queue(), decision, rows=free_rows, budget=budget, expect=expect)
     decision.shortage = starved and not decision
     return decision
 
 
+def _streams(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that decode and have a token to come, and their `computed_len`."""
+    streams = rows.decoding
+    start = rows.computed_len[streams]
+    # The last token of a request is never computed, and of one without output no token is awaited.
+    going = start < rows.max_total_len[streams] - 1
+    if np.count_nonzero(going) == len(streams):
+        return streams, start
+    return streams[going], start[going]
+
+
 def _decode_entries(
-    streams: list[Request], room: int, max_samples: int, life: Lifecycle
-) -> list[Entry]:
+    streams: np.ndarray, start: np.ndarray, room: int, max_samples: int, life: Lifecycle
+) -> DecodeEntries:
     """An entry for each of `streams`, with as many drafts as fit its length and its pages; `room`
     is the number of pages beyond one token each."""
     if max_samples == 1:
-        return [decode(request, 1) for request in streams]
-    entries = []
-    for request in streams:
-        wanted = min(max_samples, request.max_total_len - request.total_len)
-        if wanted > 1 and request.params.has_penalties:
-            wanted = 1  # each token's penalties depend on the one before it
-        if wanted > 1:
-            end = request.computed_len + wanted
-            pages = max(request.num_pages, life.allocator.pages_for(request.computed_len + 1))
-            more = min(room, max(0, life.allocator.pages_for(end) - pages))
-            room -= more
-            wanted = min(wanted, (pages + more) * life.page_size - request.computed_len)
-        entries.append(decode(request, wanted))
-    return entries
+        one = np.ones(len(streams), np.int64)
+        return DecodeEntries(rows=streams, start=start, num_samples=one, total_samples=len(one))
+    rows = life.rows
+    size = life.page_size
+    wanted = np.minimum(max_samples, rows.max_total_len[streams] - 1 - start)
+    wanted[(rows.flags[streams] & Flag.NO_DRAFTS) > 0] = 1
+    held = np.maximum(rows.num_pages[streams], start // size + 1)
+    more = np.maximum(-(-(start + wanted) // size) - held, 0)
+    # First come, first served, as long as there is room.
+    more = np.clip(room - (more.cumsum() - more), 0, more)
+    num_samples = np.minimum(wanted, (held + more) * size - start)
+    return DecodeEntries(
+        rows=streams,
+        start=start,
+        num_samples=num_samples,
+        total_samples=int(num_samples.sum()),
+    )
 
 
 def _admit(
@@ -187,15 +221,15 @@ def _admit(
     *,
     rows: int,
     budget: int,
-    expect: Callable[[Request], int],
+    expect: Expectation,
 ) -> None:
     """Adds first chunks of waiting requests to `decision`, in the order of `queue`, while rows,
-    tokens and pages last. `expect` gives the pages that a request is expected to need in all."""
+    tokens and pages last."""
     cache = life.cache
-    room = life.available_pages
-    room -= sum(max(0, expect(request) - request.num_pages) for request in life.running)
+    growth = _expected_growth(life, expect)
+    room = life.available_pages - int(np.maximum(growth.pages, 0).sum())
     computing = _pages_being_computed(life)
-    windows = [WindowRoom(w, life, entries=decision.entries, expect=expect) for w in life.windows]
+    windows = [WindowRoom(w, life, decision=decision, growth=growth) for w in life.windows]
     locked: set[Node] = set()
     waits = 0
     for request in queue:
@@ -213,7 +247,7 @@ def _admit(
             continue
         waits = 0
         newly_locked = _evictable_path(match, locked)
-        need = expect(request) - len(match.pages)
+        need = expect.pages(request) - len(match.pages)
         need += sum(len(node.pages) for node in newly_locked)
         most = min([budget, *[window.most_tokens(match) for window in windows]])
         length = chunk_length(request.total_len - match.length, most)
@@ -232,6 +266,13 @@ def _admit(
         rows -= 1
 
 
+def _expected_growth(life: Lifecycle, expect: Expectation) -> Growth:
+    prefilling = [request.row for request in life.prompts if request.state is State.PREFILL]
+    running = np.append(life.rows.decoding, np.array(prefilling, np.int64))
+    pages = expect.pages_of_rows(life.rows, running) - life.rows.num_pages[running]
+    return Growth(rows=running, pages=pages)
+
+
 def _evictable_path(match: Match, locked: set[Node]) -> list[Node]:
     """Nodes of the prefix on the device that could be evicted, but for those in `locked`."""
     path = match.node.path()
@@ -244,6 +285,6 @@ def _pages_being_computed(life: Lifecycle) -> set[tuple[Node, Hashable]]:
         return set()
     return {
         (r.node, life.cache.edge(r.node, r.ids, r.cached_len, r.extra_key))
-        for r in life.running
+        for r in life.prompts
         if r.node is not None and r.cached_len + life.page_size <= r.prefill_end
     }

@@ -6,13 +6,14 @@ from ..errors import RequestError, require
 from ..messages import FinishReason, unpack_ids
 from ..step_plan import StepResult
 from .batch_builder import Step
-from .decision import Entry
+from .decision import DecodeEntries, Entry
 from .figures import Counters
 from .lifecycle import Lifecycle
 from .live import LiveRequests
 from .logprobs import LogprobBuffer
 from .output import Output
 from .request import Request
+from .rows import Flag
 
 
 class Results:
@@ -25,62 +26,135 @@ class Results:
         live: LiveRequests,
         output: Output,
         counters: Counters,
-        vocab_size: int,
     ) -> None:
         self._life = life
         self._live = live
         self._output = output
         self._counters = counters
-        self._vocab_size = vocab_size
+        self._vocab_size = live.stop_ids.vocab_size
 
     def complete(self, step: Step, result: StepResult) -> None:
         """Hands out the tokens of `step`, lets full pages of its prompts enter the tree, and gives
         back what it was the last to use. Raises InvariantViolation (I7) for a result that does not
         fit the step."""
         plan = step.plan
-        num_samples = plan.num_samples[plan.num_samples > 0]
-        fits = (
-            result.step_id == plan.step_id
-            and len(result.ids) == num_samples.sum()
-            and len(result.counts) == len(num_samples)
-            and bool((result.counts >= 1).all() and (result.counts <= num_samples).all())
-        )
-        require(fits, "I7", f"result of step {plan.step_id} does not fit it")
+        _require_fit(step, result)
         self._life.completed_step = plan.step_id
         for span, values in zip(plan.logprob_spans, result.prompt_logprobs, strict=True):
-            buffer = step.entries[span.index].request.prompt_logprobs
+            buffer = step.chunks[span.index - plan.num_decode].request.prompt_logprobs
             assert buffer is not None
             buffer.add(unpack_ids(span.targets), *values)
         if plan.snapshots:
             self._settle_snapshots(step, result)
-        ids = result.ids.tolist()
-        counts = iter(result.counts.tolist())
-        slot = 0
-        for entry in step.entries:
-            count = next(counts) if entry.num_samples else 0
-            tokens = ids[slot : slot + count]
-            if entry.request.ended:
-                self._counters.dropped_tokens_total += count
-            elif -1 in tokens:
-                self._fail_numerically(entry.request)
-            else:
-                self._accept(entry, tokens, result, slot)
+        self._complete_streams(step, result)
+        slot = step.streams.total_samples
+        for entry in step.chunks:
+            self._complete_chunk(entry, result, slot)
             slot += entry.num_samples
         self._life.reclaim()
 
-    def _accept(self, entry: Entry, tokens: list[int], result: StepResult, slot: int) -> None:
-        """`tokens` are those of the entry's samples that count; they start at `slot` of the
-        result."""
-        request = entry.request
-        rejected = entry.num_samples - len(tokens)
-        request.total_len -= rejected
-        request.computed_len -= rejected
-        if entry.is_chunk:
-            self._life.share(request, entry.end)
+    # Streams ------------------------------------------------------------------------------
+
+    def _complete_streams(self, step: Step, result: StepResult) -> None:
+        """Rows to which nothing happens but a token or some get them all at once, the others one
+        after the other."""
+        streams = step.streams
+        if len(streams) == 0:
+            return
+        counts = streams.num_samples
+        tokens = result.ids[: streams.total_samples]
+        if streams.total_samples > len(streams):
+            counts = result.counts[: len(streams)].astype(np.int64)
+            tokens = tokens[_first_of_each(streams.num_samples, counts)]
+        alone = self._need_attention(streams.rows, counts, tokens)
+        if np.count_nonzero(alone) == 0:
+            self._accept_all(streams, counts, tokens)
+            return
+        rest = ~alone
+        self._accept_all(streams.where(rest), counts[rest], tokens[np.repeat(rest, counts)])
+        # The requests of all rows first: one that ends may take others along, rows and all.
+        requests = [self._life.rows.request(row) for row in streams.rows[alone].tolist()]
+        slots = streams.num_samples.cumsum() - streams.num_samples
+        for index, request in zip(np.flatnonzero(alone).tolist(), requests, strict=True):
+            slot = int(slots[index])
+            taken = result.ids[slot : slot + int(counts[index])].tolist()
+            rejected = int(streams.num_samples[index]) - len(taken)
+            self._complete_stream(request, taken, rejected, result, slot)
+
+    def _need_attention(
+        self, rows: np.ndarray, counts: np.ndarray, tokens: np.ndarray
+    ) -> np.ndarray:
+        """bool [n]: rows that have ended or end with their next `counts[i]` of `tokens`, whose
+        tokens are void, or whose tokens need more than to be appended and sent."""
+        numbers = self._life.rows
+        alone: np.ndarray = numbers.num_ids[rows] + counts >= numbers.max_total_len[rows]
+        flags = numbers.flags[rows]
+        if np.count_nonzero(flags):
+            alone |= (flags & (Flag.ENDED | Flag.BY_TOKEN)) > 0
         if self._life.groups:
-            self._life.trim(request, _committed(entry, len(tokens)))
-        if entry.num_samples == 0 and entry.end < request.max_total_len:
-            return  # a chunk in the middle of its prompt
+            alone[:] = True
+        special = self._live.stop_ids.among(tokens)
+        if np.count_nonzero(special):
+            owners = np.repeat(np.arange(len(rows)), counts)
+            for index in np.flatnonzero(special).tolist():
+                owner = owners[index]
+                token = int(tokens[index])
+                stop_ids = numbers.request(rows[owner]).stop_ids
+                if token in stop_ids or not 0 <= token < self._vocab_size:
+                    alone[owner] = True
+        return alone
+
+    def _accept_all(self, streams: DecodeEntries, counts: np.ndarray, tokens: np.ndarray) -> None:
+        """The rows of `streams` get `counts[i]` of `tokens`, and go on."""
+        numbers = self._life.rows
+        rows = streams.rows
+        if len(tokens) < streams.total_samples:
+            rejected = streams.num_samples - counts
+            numbers.total_len[rows] -= rejected
+            numbers.computed_len[rows] -= rejected
+        numbers.append(rows, counts, tokens)
+        counted = len(tokens)
+        flags = numbers.flags[rows]
+        if np.count_nonzero(flags):
+            counted -= int(counts[(flags & Flag.COUNTED_LATE) > 0].sum())
+        self._counters.generation_tokens_total += counted
+        self._output.add_rows(rows, counts, tokens)
+
+    def _complete_stream(
+        self, request: Request, tokens: list[int], rejected: int, result: StepResult, slot: int
+    ) -> None:
+        """`tokens` are the accepted ones of the request, from `slot` of the result on."""
+        if request.ended:
+            self._counters.dropped_tokens_total += len(tokens)
+        elif -1 in tokens:
+            self._fail_numerically(request)
+        else:
+            request.total_len -= rejected
+            request.computed_len -= rejected
+            if self._life.groups:
+                self._life.trim(request, request.num_ids - 1 + len(tokens))
+            self._accept(request, tokens, result, slot)
+
+    # Chunks -------------------------------------------------------------------------------
+
+    def _complete_chunk(self, entry: Entry, result: StepResult, slot: int) -> None:
+        """Its sample, if it has one, is in `slot` of the result."""
+        request = entry.request
+        tokens = result.ids[slot : slot + entry.num_samples].tolist()
+        if request.ended:
+            self._counters.dropped_tokens_total += len(tokens)
+        elif -1 in tokens:
+            self._fail_numerically(request)
+        else:
+            self._life.share(request, entry.end)
+            if self._life.groups:
+                self._life.trim(request, entry.end)
+            if tokens or entry.end == request.max_total_len:  # not in the middle of a prompt
+                self._accept(request, tokens, result, slot)
+
+    # One request --------------------------------------------------------------------------
+
+    def _accept(self, request: Request, tokens: list[int], result: StepResult, slot: int) -> None:
         reason = self._append(request, tokens, result, slot)
         if reason is not None:
             self._live.finish(request, reason)
@@ -114,11 +188,14 @@ class Results:
     def _settle_snapshots(self, step: Step, result: StepResult) -> None:
         """Before any request of the step ends: those whose position was reached are kept."""
         committed: dict[int, int] = {}  # of the rows whose requests go on
-        counts = iter(result.counts.tolist())
-        for entry in step.entries:
-            count = next(counts) if entry.num_samples else 0
+        rows = step.streams.rows.tolist()
+        for row, count in zip(rows, result.counts[: len(rows)].tolist(), strict=True):
+            request = self._life.rows.request(row)
+            if not request.ended:
+                committed[row] = request.num_ids - 1 + count
+        for entry in step.chunks:
             if not entry.request.ended:
-                committed[entry.request.row] = _committed(entry, count)
+                committed[entry.request.row] = entry.end
         groups = {group.pool.index + 1: group for group in self._life.snapshots}
         for copy in step.plan.snapshots:
             taken = copy.position <= committed.get(copy.row, -1)
@@ -133,17 +210,39 @@ class Results:
         self._live.fail(request.rid, error)
 
 
-def _committed(entry: Entry, count: int) -> int:
-    """Tokens of the request that are computed for good once `count` of the entry's samples are
-    accepted, before they are appended."""
-    if entry.is_chunk:
-        return entry.end
-    return entry.request.num_ids - 1 + count
+def _require_fit(step: Step, result: StepResult) -> None:
+    plan = step.plan
+    num_samples = plan.num_samples
+    if step.chunks:
+        num_samples = num_samples[num_samples > 0]
+    total = step.streams.total_samples + sum(entry.num_samples for entry in step.chunks)
+    fits = (
+        result.step_id == plan.step_id
+        and len(result.ids) == total
+        and len(result.counts) == len(num_samples)
+        and _accepts(result.counts, num_samples)
+    )
+    require(fits, "I7", f"result of step {plan.step_id} does not fit it")
+
+
+def _accepts(counts: np.ndarray, num_samples: np.ndarray) -> bool:
+    """Whether 1 .. `num_samples[i]` samples are accepted of each entry."""
+    if counts.tobytes() == num_samples.tobytes():
+        return True  # mostly all of them, which takes no time to see
+    within = (counts >= 1) & (counts <= num_samples)
+    return np.count_nonzero(within) == len(counts)
+
+
+def _first_of_each(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """bool [sum of sizes]: the first `counts[i]` of run i, which has `sizes[i]` elements."""
+    ends = sizes.cumsum()
+    place = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+    return place < np.repeat(counts, sizes)
 
 
 def finish_reason(request: Request, token: int) -> FinishReason | None:
     """Why the request ends with `token`, its newest; None: it goes on."""
-    if token in request.stop_ids and request.num_output > request.params.min_new_tokens:
+    if token in request.stop_ids and request.num_output > request.held_back:
         return FinishReason("stop", matched=token)
     if request.num_ids >= request.max_total_len:
         return FinishReason("length")

@@ -3,18 +3,21 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 
 import msgspec
+import numpy as np
 
 from .. import messages as msg
 from ..config import ServerArgs
-from ..step_plan import EngineCommand, Executor
+from ..errors import MaskError, RequestError
+from ..sampling_params import Limits
+from ..step_plan import EngineCommand, Executor, StepResult
 from . import figures, invariants
 from .batch_builder import Step, build_step
+from .constraints import ConstrainedAnswers, MakeMasks
 from .control import Operations
 from .decision import Decision
 from .intake import Intake
@@ -51,6 +54,9 @@ class Scheduler:
     Errors of a request become its answer. Whatever `step` raises is fatal for the instance:
     EngineDeadError, or InvariantViolation."""
 
+    _checked_idle = False  # since it has been idle
+    _completed_at = 0.0  # when the newest completed step was
+
     def __init__(
         self,
         args: ServerArgs,
@@ -61,8 +67,10 @@ class Scheduler:
         eos_ids: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
         max_message: float = math.inf,
+        make_masks: MakeMasks | None = None,
     ) -> None:
-        """`clock` gives seconds; `max_message` is the largest message of `outbox` in bytes."""
+        """`clock` gives seconds; `max_message` is the largest message of `outbox` in bytes;
+        `make_masks` makes the masker of constrained answers, when the first comes."""
         self.args = args
         self.executor = executor
         self.inbox = inbox
@@ -71,8 +79,13 @@ class Scheduler:
         self.heartbeat: Callable[[], None] = lambda: None  # called in every iteration
         self.counters = figures.Counters()
         self.life = _lifecycle(args, executor)
-        self.output = Output(outbox)
-        self.live = LiveRequests(life=self.life, output=self.output, counters=self.counters)
+        self.output = Output(outbox, self.life.rows)
+        self.live = LiveRequests(
+            life=self.life,
+            output=self.output,
+            counters=self.counters,
+            vocab_size=executor.vocab_size,
+        )
         self.intake = Intake(
             args,
             executor,
@@ -84,13 +97,10 @@ class Scheduler:
             clock=clock,
             max_message=max_message,
         )
-        self.limits = self.intake.limits
+        self.constraints = ConstrainedAnswers(make_masks, inbox.wake)
+        self.intake.hold = self.constraints.hold
         self.results = Results(
-            life=self.life,
-            live=self.live,
-            output=self.output,
-            counters=self.counters,
-            vocab_size=executor.vocab_size,
+            life=self.life, live=self.live, output=self.output, counters=self.counters
         )
         self.ratio = OutputRatio(args.schedule_conservativeness)
         self.policy = schedule_policies.get(args.schedule_policy)
@@ -99,8 +109,6 @@ class Scheduler:
         self.in_flight: deque[Step] = deque()
         self.operations = _operations(self)
         self._decision = Decision()  # the last one
-        self._completed_at = 0.0
-        self._checked_idle = False
 
     # The loop -----------------------------------------------------------------------------
 
@@ -120,9 +128,11 @@ class Scheduler:
         released = self.intake.release()
         answered = self._send_late_replies()
         self.intake.expire()
+        self._fail_constrained()
         launched = self._launch()
         if len(self.in_flight) > (self.max_in_flight if launched else 0):
             self._complete_oldest()
+        self.constraints.forget_ended()
         self.output.flush()
         completed_any = completed != self.life.completed_step
         happened = bool(messages) or released or answered or launched or completed_any
@@ -142,6 +152,11 @@ class Scheduler:
         if check and not arrived and self.is_idle:
             self.check()
             self._checked_idle = True
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may ask for."""
+        return self.intake.limits
 
     @property
     def is_idle(self) -> bool:
@@ -199,12 +214,19 @@ class Scheduler:
         self._decision = decision = self._plan_with_room()
         if not decision:
             return False
-        plan, entries = build_step(decision, self.counters.steps_total, self.life)
+        plan = build_step(decision, self.counters.steps_total, self.life)
         self._count(decision)
-        step = Step(plan, entries, launched_at=self.clock(), handle=self.executor.launch(plan))
+        step = Step(
+            plan=plan,
+            streams=decision.decode,
+            chunks=decision.chunks,
+            launched_at=self.clock(),
+            handle=self.executor.launch(plan, self.constraints.launch(plan, self.life.rows)),
+        )
         if self.args.check_invariants == "step":
-            step.remember_pages(self.life.table)
+            step.remember_pages(self.life)
         self.in_flight.append(step)
+        self.constraints.ask(self.life.completed_step)
         return True
 
     def _plan_with_room(self) -> Decision:
@@ -221,19 +243,23 @@ class Scheduler:
 
     def _plan(self) -> Decision:
         life = self.life
-        context = QueueContext(
-            now=self.clock(),
-            age_bound=self.args.schedule_age_bound,
-            prefix_length=self._prefix_length,
-        )
         return plan_step(
             life,
-            partial(self.policy, life.waiting, context),
+            self._queue,
             free_rows=min(len(life.table.free_rows), self.intake.max_running - len(life.running)),
             token_budget=self.token_budget,
             max_samples=self.executor.max_samples,
             ratio=self.ratio.value,
         )
+
+    def _queue(self) -> Iterable[Request]:
+        """The waiting requests in the order of the schedule policy."""
+        context = QueueContext(
+            now=self.clock(),
+            age_bound=self.args.schedule_age_bound,
+            prefix_length=self._prefix_length,
+        )
+        return self.policy(self.life.waiting, context)
 
     def _prefix_length(self, request: Request) -> int:
         cache = self.life.cache
@@ -252,6 +278,7 @@ class Scheduler:
             self.life.cache.record_use(entry.match.node)
             if entry.request.cached_tokens < 0:
                 entry.request.cached_tokens = entry.match.length
+                entry.request.queue_seconds = self.clock() - entry.request.arrival
                 self.counters.cached_tokens_total += entry.match.length
         self.ratio.after_step()
 
@@ -271,12 +298,38 @@ class Scheduler:
     def _complete_oldest(self) -> None:
         """Waits for the oldest step in flight and hands its result to `results`."""
         step = self.in_flight[0]
-        result = step.handle.result()
+        try:
+            result = step.handle.result()
+        except MaskError as error:
+            result = self._without_masks(step, error)
         self.in_flight.popleft()
         began = max(step.launched_at, self._completed_at)
         self._completed_at = self.clock()
         self.counters.busy_seconds_total += self._completed_at - began
+        self._fail_constrained()
         self.results.complete(step, result)
+        self.constraints.ask(self.life.completed_step)
+
+    def _fail_constrained(self) -> None:
+        """Fails the requests whose grammar cannot go on, before a token of theirs counts that it
+        did not allow."""
+        for request, error in self.constraints.take_failures():
+            if not request.ended:
+                self.live.fail(request.rid, error)
+
+    def _without_masks(self, step: Step, error: MaskError) -> StepResult:
+        """The result of a step that has drawn nothing, after which its requests cannot go on."""
+        failure = RequestError(status=500, code="grammar_failed", message=str(error))
+        for request in step.requests(self.life.rows):
+            if not request.ended:
+                self.live.fail(request.rid, failure)
+        step.plan.logprob_spans.clear()
+        num_samples = step.plan.num_samples[step.plan.num_samples > 0]
+        return StepResult(
+            step_id=step.plan.step_id,
+            ids=np.full(num_samples.sum(), -1, np.int32),
+            counts=np.ones_like(num_samples),
+        )
 
 
 def _operations(scheduler: Scheduler) -> Operations:
@@ -304,6 +357,6 @@ def _lifecycle(args: ServerArgs, executor: Executor) -> Lifecycle:
 def _token_budget(args: ServerArgs, executor: Executor) -> int:
     """Tokens of a step at most. Unlimited is what lets the longest prompt run beside one token for
     everybody."""
-    if args.chunked_prefill_size == -1:
+    if args.step_tokens == -1:
         return executor.max_context + executor.max_rows
-    return args.chunked_prefill_size
+    return args.step_tokens

@@ -1,12 +1,21 @@
 """How many pages of a window group admission may give away."""
 
-from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
 
 from ..memory.radix_node import Match
 from ..memory.window_pages import WindowPages
-from .decision import Entry
+from .decision import Decision
 from .lifecycle import Lifecycle
-from .request import Request
+
+
+class Growth(NamedTuple):
+    """Pages that running requests are expected to need beside those they have: `pages[i]` of row
+    `rows[i]`, int64 [n]."""
+
+    rows: np.ndarray
+    pages: np.ndarray
 
 
 class WindowRoom:
@@ -17,22 +26,22 @@ class WindowRoom:
         self,
         window: WindowPages,
         life: Lifecycle,
-        *,
-        entries: Iterable[Entry],
-        expect: Callable[[Request], int],
+        decision: Decision,
+        growth: Growth,
     ) -> None:
-        """`entries` are the step's of running requests; `expect` gives the pages that a request is
-        expected to need in all."""
+        """`decision` has the entries of running requests so far, `growth` all of these."""
         self._window = window
         self._allocator = life.allocator
         self._taken: set[int] = set()  # handles that requests of this step begin to use
-        ends = {entry.request: entry.end for entry in entries}
-        self._left = window.pool.available
-        for request in life.running:
-            now = self._allocator.pages_for(ends.get(request, 0)) - request.num_pages
-            missing = window.span - window.held(request.row)
-            later = min(expect(request) - request.num_pages, missing)
-            self._left -= max(0, now, later)
+        ends = np.zeros(life.table.max_rows, np.int64)
+        ends[decision.decode.rows] = decision.decode.start + decision.decode.num_samples
+        for entry in decision.chunks:
+            ends[entry.request.row] = entry.end
+        rows = growth.rows
+        now = -(-ends[rows] // life.page_size) - life.rows.num_pages[rows]
+        missing = window.span - (window.end[rows] - window.first[rows])
+        later = np.minimum(growth.pages, missing)
+        self._left = window.pool.available - int(np.maximum(np.maximum(now, later), 0).sum())
 
     def most_tokens(self, match: Match) -> int:
         """The longest first chunk of a request with this cached prefix."""

@@ -33,7 +33,24 @@ async def ready(call: HttpCall) -> None:
     """GET /ready: a request would be taken now."""
     call.manager.require_alive()
     call.manager.require_ready()
+    call.manager.drain.require_ready()
     await call.respond(Response(media_type="text/plain"))
+
+
+async def drain(call: HttpCall) -> None:
+    """POST /drain: new requests are refused, open ones end, as after SIGTERM; the server stays."""
+    call.manager.drain.begin()
+    await call.answer(_drain_state(call.manager))
+
+
+async def undrain(call: HttpCall) -> None:
+    """POST /undrain: requests are taken again."""
+    call.manager.drain.undo()
+    await call.answer(_drain_state(call.manager))
+
+
+def _drain_state(manager: TokenizerManager) -> dict[str, Any]:
+    return {"draining": manager.drain.is_asked, "open_requests": manager.drain.open_calls}
 
 
 async def health_generate(call: HttpCall) -> None:
@@ -92,7 +109,9 @@ async def model_info(call: HttpCall) -> None:
         "vocab_size": manager.limits.vocab_size,
         "dtype": manager.engine_info.get("dtype", args.dtype),
         "quantization": args.quantization,
-        "has_chat_template": manager.tokenizer.chat_template is not None,
+        "has_chat_template": manager.has_chat_template,
+        "tool_call_parser": manager.format.tools.name,
+        "reasoning_parser": manager.format.reasoning.name,
         "preferred_sampling_params": manager.sampling_defaults or None,
     }
     await call.answer(info)

@@ -2,21 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import msgspec
+from typing import Any, ClassVar
 
 from ..errors import refusal
 from ..messages import Call, Generate, TextDelta, num_ids
-from ..sampling_params import Ids, SamplingParams
+from ..sampling_params import Ids
 from ..text.choices import by_choice
-from .http_call import HttpCall, event, event_pieces, in_slices
-from .protocol import GenerateBody, OpenAIBody, Sampling, TemplateOptions
+from .http_call import HttpCall, event, event_pieces, in_turns
+from .protocol import AgentBody, GenerateBody, OpenAIBody, Sampling
 from .submission import Batch, Submission
 from .tokenizer_manager import TokenizerManager
 
 MAX_LOGPROBS = 4 << 20  # in the answer of one call: 32 MiB where each is packed with its id
-_DONE = b"data: [DONE]\n\n"
 
 
 def new_request(
@@ -29,14 +26,15 @@ def new_request(
 ) -> Generate:
     """A request that fits. `param` is what the route calls the prompt; `names` translates fields of
     SamplingParams to what it calls them. Raises RequestError."""
-    given = {name: getattr(body, name) for name in SamplingParams.__struct_fields__}
-    sampling = SamplingParams(**given)
+    sampling = body.sampling()
     if isinstance(body.stop, str):
         sampling.stop = [body.stop]
     left_out = body.max_new_tokens is None
     if left_out:
         sampling.max_new_tokens = body.default_length
-    return manager.new_request(ids, sampling, param=param, names=names, clip=left_out)
+    request = manager.new_request(ids, sampling, param=param, names=names, clip=left_out)
+    request.constraint = body.constraint()
+    return request
 
 
 def logprob_values(request: Generate, tokens: int) -> int:
@@ -75,37 +73,19 @@ def _check_logprobs(requests: Sequence[Generate]) -> None:
         )
 
 
-def template_options(
-    manager: TokenizerManager, given: TemplateOptions | None, effort: str | None
-) -> dict[str, Any]:
-    """Variables for the chat template; `effort` comes before that in `given`. One that the template
-    does not know is refused unless it asks for what happens anyway."""
-    values = msgspec.structs.asdict(given or TemplateOptions())
-    if effort:
-        values["reasoning_effort"] = effort
-    known = manager.template_variables
-    options = {}
-    for name, value in values.items():
-        if name in known:
-            if value is not None:
-                options[name] = value
-        elif value not in (None, False, "none"):
-            raise refusal(
-                "unsupported_parameter", f"this model's chat template has no {name}", name
-            )
-    return options
-
-
 class Answer(ABC):
     """What goes back for one call, whole or as events; a route shapes it.
 
     `name` is what the client calls the call, `labels` what it calls each request, by rid;
-    `request_of[i]` is the request of choice i. `submission` is there once `send` runs."""
+    `request_of[i]` is the request of choice i. `submission` is there once `send` runs. `done` ends
+    a stream that is complete."""
+
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
     def __init__(
         self,
         call: HttpCall,
-        body: OpenAIBody | GenerateBody,
+        body: OpenAIBody | GenerateBody | AgentBody,
         requests: list[Generate],
         name: str,
     ) -> None:
@@ -117,53 +97,72 @@ class Answer(ABC):
             self.labels = {requests[0].rid: name}
         self.request_of = by_choice(requests)
         self.submission: Submission
-        self._stream = bool(body.stream)
+        self.is_stream = bool(body.stream)
         self._has_logprobs = any(request.return_logprob for request in requests)
         _check_logprobs(requests)
-        keys = [key for key in (body.cache_salt, body.extra_key) if key]
+        key = call.caller.key if call.manager.args.cache_salt_per_key else ""
+        parts = (body.cache_salt or "", body.extra_key or "", key)
         for request in requests:
-            request.stream = self._stream
-            request.extra_key = "\x1f".join(keys) or None
+            request.stream = self.is_stream
+            request.extra_key = parts if any(parts) else None
             request.call = Call(name=requests[0].rid, num_choices=len(self.request_of))
+
+    async def check_constraints(self) -> None:
+        """Compiles what the answers must look like. Raises RequestError."""
+        for request in self.requests:
+            if request.constraint is not None:
+                checked = await self.call.manager.grammars.checked(request.constraint)
+                request.constraint = checked.constraint
+                self.call.warnings += checked.warnings
 
     async def send(self) -> None:
         """Runs the requests and answers the call. Raises RequestError."""
         call = self.call
+        await self.check_constraints()
         with call.manager.submit(
-            self.requests, self.name, self.labels, call.started
+            self.requests, self.name, self.labels, call.started, call.place
         ) as self.submission:
-            if not self._stream:
-                await self._answer(self.whole(await self.submission.collect()))
+            if not self.is_stream:
+                deltas = await self.submission.collect()
+                await in_turns(self.digest(deltas))
+                await self.answer_with(self.whole(deltas))
                 return
             while batch := await self.submission.next_batch():
-                await self._write(self.events(batch))
-            await call.write(self.tail() + _DONE, last=True)
+                await self.write_events(self.events(batch))
+            await call.write(self.tail() + self.done, last=True)
 
-    async def _answer(self, value: Any) -> None:
+    async def answer_with(self, value: Any) -> None:
         if self._has_logprobs:
             await self.call.answer_in_pieces(value)
         else:
             await self.call.answer(value)
 
-    async def _write(self, values: Iterator[dict[str, Any]]) -> None:
+    async def write_events(self, values: Iterator[dict[str, Any] | None]) -> None:
         """Sends events."""
-        if self._has_logprobs:
-            async for frames in in_slices(event_pieces(values)):
-                if frames:
-                    await self.call.write(frames)
-            return
-        frames = b"".join(event(value) for value in values)
-        if frames:
-            await self.call.write(frames)
+        encode = event_pieces if self._has_logprobs else self._frames
+        await self.call.write_in_slices(encode(values))
+
+    def digest(self, deltas: list[TextDelta]) -> Iterator[object]:
+        """Work on a whole answer that takes long: between two steps others have their turn."""
+        return iter(())
 
     @abstractmethod
     def whole(self, deltas: list[TextDelta]) -> Any:
         """The answer that is not streamed; one delta a choice."""
 
     @abstractmethod
-    def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """What the new pieces of some choices become."""
+    def events(self, batch: Batch) -> Iterator[dict[str, Any] | None]:
+        """What the new pieces of some choices become. None sends nothing; others may have their
+        turn."""
 
     def tail(self) -> bytes:
         """The frame between the last of a choice and [DONE]."""
         return b""
+
+    def _frames(self, values: Iterator[dict[str, Any] | None]) -> Iterator[bytes]:
+        for value in values:
+            yield b"" if value is None else self.frame(value)
+
+    def frame(self, value: dict[str, Any]) -> bytes:
+        """An event as it is sent."""
+        return event(value)

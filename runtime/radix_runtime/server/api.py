@@ -1,5 +1,7 @@
 """The HTTP application: which path is served by whom, and who may call it."""
 
+import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,20 +17,23 @@ from starlette.types import ASGIApp
 from .. import __version__
 from ..errors import RequestError
 from . import admin, protocol
+from .anthropic_messages import count_tokens, messages
 from .auth import Access, Auth
 from .body_decoder import BodyDecoder
+from .connection import Connection
 from .endpoint import Endpoint
 from .gate import Gate
-from .http_call import error_response
+from .http_call import MESSAGES_PATH, error_response
 from .openai_chat import chat
 from .openai_completions import completions
+from .responses import responses
 from .sglang_api import abort_request, generate
 from .tokenize_api import detokenize, tokenize
 from .tokenizer_manager import TokenizerManager
 
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _MAX_SHOWN = 100  # characters of a client's path that come back
 _KEEP_ALIVE = 5  # seconds that an idle connection stays open
-_MAX_PARSED_HEADERS = 256 << 10  # bytes at which the parser gives up; our own limit is lower
 
 _GENERATION = (
     Endpoint(
@@ -38,6 +43,7 @@ _GENERATION = (
         handler=chat,
         body=protocol.ChatBody,
         watch=True,
+        generates=True,
     ),
     Endpoint(
         paths=("/v1/completions",),
@@ -46,6 +52,30 @@ _GENERATION = (
         handler=completions,
         body=protocol.CompletionBody,
         watch=True,
+        generates=True,
+    ),
+    Endpoint(
+        paths=("/v1/responses",),
+        methods=("POST",),
+        access=Access.CLIENT,
+        handler=responses,
+        body=protocol.ResponsesBody,
+        watch=True,
+    ),
+    Endpoint(
+        paths=(MESSAGES_PATH,),
+        methods=("POST",),
+        access=Access.CLIENT,
+        handler=messages,
+        body=protocol.MessagesBody,
+        watch=True,
+    ),
+    Endpoint(
+        paths=(f"{MESSAGES_PATH}/count_tokens",),
+        methods=("POST",),
+        access=Access.CLIENT,
+        handler=count_tokens,
+        body=protocol.CountBody,
     ),
     Endpoint(
         paths=("/generate",),
@@ -54,6 +84,7 @@ _GENERATION = (
         handler=generate,
         body=protocol.GenerateBody,
         watch=True,
+        generates=True,
     ),
     Endpoint(
         paths=("/abort_request",),
@@ -118,6 +149,18 @@ _INFORMATION = (
         watch=True,
     ),
     Endpoint(
+        paths=("/drain",),
+        methods=("POST",),
+        access=Access.ADMIN,
+        handler=admin.drain,
+    ),
+    Endpoint(
+        paths=("/undrain",),
+        methods=("POST",),
+        access=Access.ADMIN,
+        handler=admin.undrain,
+    ),
+    Endpoint(
         paths=("/start_profile",),
         methods=("POST",),
         access=Access.ADMIN,
@@ -134,7 +177,7 @@ _INFORMATION = (
     Endpoint(
         paths=("/metrics",),
         methods=("GET",),
-        access=Access.PUBLIC,
+        access=Access.METRICS,
         handler=admin.metrics,
     ),
     Endpoint(
@@ -191,13 +234,12 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     return app
 
 
-def http_server(app: ASGIApp) -> uvicorn.Server:
+def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
     """The server that runs `app`. It logs errors only: what is below would repeat the supervisor's
     lines or tell of clients' mistakes, which get their answer."""
     config = uvicorn.Config(
         app,
-        http="h11",  # only this parser has a limit on headers
-        h11_max_incomplete_event_size=_MAX_PARSED_HEADERS,
+        http=partial(Connection, max_connections=max_connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -216,7 +258,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
         path = request.url.path
         message = f"no such path: {path[:_MAX_SHOWN]}"
         if path.startswith("/v1/"):  # of OpenAI's and others' APIs that are not built
-            message += "; there are /v1/chat/completions, /v1/completions and /v1/models"
+            message += (
+                "; there are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages "
+                "and /v1/models"
+            )
         return error_response(
             RequestError(status=error.status_code, code="not_found", message=message)
         )
@@ -240,8 +285,14 @@ def _openapi(paths: dict[str, Endpoint]) -> dict[str, Any]:
         if endpoint.body is not None:
             content = {"application/json": {"schema": schema_of[endpoint.body]}}
             operation["requestBody"] = {"required": True, "content": content}
-        by_method = {method.lower(): operation for method in endpoint.methods}
-        operations[path.replace(":path", "")] = by_method
+        shown = path.replace(":path", "")
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in _PATH_PARAMETER.findall(shown)
+        ]
+        operations[shown] = {
+            method.lower(): {**operation, "parameters": parameters} for method in endpoint.methods
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Radix", "version": __version__},

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,18 @@ class Access(Enum):
     PUBLIC = auto()  # everybody
     CLIENT = auto()  # holders of a key, if one is set
     ADMIN = auto()  # holders of the admin key, if one is set; else as CLIENT
+    METRICS = auto()  # holders of the key for it or the admin's, if the former is set; else PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who has called. `key` tells the holders of different keys apart and reveals none of them; "":
+    no key. `is_admin`: may do what only an admin may, as everybody where no admin key is set;
+    `is_operator`: holds that key."""
+
+    key: str = ""
+    is_admin: bool = False
+    is_operator: bool = False
 
 
 class Auth:
@@ -23,57 +36,76 @@ class Auth:
     ConfigError on an unreadable key file."""
 
     def __init__(self, args: ServerArgs, routes: Mapping[str, Access]) -> None:
-        client_keys = _keys_of_file(args.api_key_file)
-        if args.api_key is not None:
-            client_keys.append(args.api_key)
-        self._clients = [_digest(key.encode()) for key in client_keys]
-        self._admins: list[bytes] = []
-        if args.admin_api_key is not None:
-            self._admins.append(_digest(args.admin_api_key.encode()))
+        self._clients = _digests("--api-key-file", args.api_key_file, args.api_key)
+        self._admins = _digests("--admin-api-key-file", args.admin_api_key_file, args.admin_api_key)
+        self._scrapers = _digests("--metrics-api-key", None, args.metrics_api_key)
         self._routes = dict(routes)
+        self.is_open = not self._clients
 
-    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether the caller may do what only an admin may. `path` is scope["path"], never that of
-        a rebuilt URL. Raises RequestError 401 or 403."""
+    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+        """Who calls. `path` is scope["path"], never that of a rebuilt URL. Raises RequestError 401
+        or 403."""
         access = self._routes.get(path, Access.CLIENT)
-        if access is Access.PUBLIC:
-            return False
-        key = _bearer(headers)
+        if access is Access.PUBLIC or (access is Access.METRICS and not self._scrapers):
+            return Caller()
+        key = _sent_key(headers)
         digest = b"" if key is None else _digest(key)
         is_admin = _is_among(digest, self._admins)
-        is_client = _is_among(digest, self._clients) or is_admin
+        is_client = _is_among(digest, self._clients)
+        is_scraper = _is_among(digest, self._scrapers)
+        if access is Access.METRICS:
+            if not (is_scraper or is_admin):
+                raise _unknown_key()
+            return Caller(is_admin=is_admin, is_operator=is_admin)
         admins_only = access is Access.ADMIN and bool(self._admins)
-        if (self._clients or admins_only) and not is_client:
-            raise RequestError(
-                status=401, code="invalid_api_key", message="a valid API key is needed"
-            )
+        if (self._clients or admins_only) and not (is_client or is_admin):
+            raise _unknown_key()
         if admins_only and not is_admin:
             raise RequestError(
                 status=403, code="admin_key_required", message="this needs the admin key"
             )
-        return is_admin or not self._admins
+        known = is_client or is_admin
+        return Caller(
+            key=sha256(digest).hexdigest()[:16] if known else "",
+            is_admin=is_admin or not self._admins,
+            is_operator=is_admin,
+        )
 
 
-def _keys_of_file(path: str | None) -> list[str]:
-    if path is None:
-        return []
+def _unknown_key() -> RequestError:
+    return RequestError(status=401, code="invalid_api_key", message="a valid API key is needed")
+
+
+def _digests(flag: str, path: str | None, key: str | None) -> list[bytes]:
+    """Of the keys in a file, and of one that was given beside it."""
+    keys = [] if path is None else _keys_of_file(flag, path)
+    if key is not None:
+        keys.append(key)
+    return [_digest(key.encode()) for key in keys]
+
+
+def _keys_of_file(flag: str, path: str) -> list[str]:
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {error}") from error
+        raise ConfigError(f"{flag}: {error}") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
-        raise ConfigError(f"--api-key-file: {path} holds no key")
+        raise ConfigError(f"{flag}: {path} holds no key")
     return keys
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that was sent; None unless it is exactly one."""
-    sent = [value for name, value in headers if name == b"authorization"]
+def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The key that was sent, as a bearer token or as `x-api-key`; None unless it is exactly one."""
+    sent = [(name, value) for name, value in headers if name in (b"authorization", b"x-api-key")]
     if len(sent) != 1:
         return None
-    scheme, _, key = sent[0].partition(b" ")
-    return key if scheme.lower() == b"bearer" and key else None
+    name, key = sent[0]
+    if name == b"authorization":
+        scheme, _, key = key.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+    return key or None
 
 
 def _digest(key: bytes) -> bytes:

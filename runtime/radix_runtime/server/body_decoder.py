@@ -4,27 +4,22 @@
 # event loop.
 
 import asyncio
-import struct
-import subprocess
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from ..errors import RequestError
 from ..messages import unpack_ids
-from ..spawn import start_process
 from .decode import decode_checked
+from .helper_process import HelperProcess
 from .json_scan import check_shape
 
 INLINE_BYTES = 256 << 10  # a body of at most so many bytes,
 INLINE_PARTS = 8192  # arrays, objects and commas is decoded on the event loop's thread
 _SECONDS = 20.0  # for one body; then the process is killed
-
-_LENGTHS = struct.Struct("<QQ")  # of a frame's head and its data
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -59,13 +54,13 @@ class BodyDecoder:
 
     def __init__(self) -> None:
         self._turns = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
-        self._process: subprocess.Popen[bytes] | None = None
+        self.helper = HelperProcess("radix_runtime.server.body_process", "radix: bodies")
 
     async def decode(
         self, kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
     ) -> tuple[B, list[str]]:
-        """The body and its warnings; arguments as of `decode_body`. Raises RequestError 400;
-        RuntimeError if the process has died or hangs."""
+        """The body and its warnings; arguments as of `decode_body`. Raises RequestError 400,
+        HelperDied."""
         if len(data) <= INLINE_BYTES and check_shape(data).parts <= INLINE_PARTS:
             return decode_checked(kind, data, lenient, defaults)
         job = Job(kind=kind.__name__, lenient=lenient, defaults=dict(defaults))
@@ -81,57 +76,13 @@ class BodyDecoder:
 
     def close(self) -> None:
         """Ends the process; a body that is being decoded fails."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        self.helper.close()
         self._turns.shutdown()
 
     def _ask(self, job: Job, data: bytes) -> tuple[Decoded, bytes]:
-        """Runs on the executor's thread, which waits without the GIL."""
-        if self._process is None:
-            self._process = start_process(
-                "radix_runtime.server.body_process", "radix: bodies", stdout=subprocess.PIPE
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        watchdog = threading.Timer(_SECONDS, process.kill)
-        watchdog.start()
-        try:
-            write_frame(process.stdin, msgspec.msgpack.encode(job), data)
-            head, packed = read_frame(process.stdout)
-            return msgspec.msgpack.decode(head, type=Decoded), packed
-        except (OSError, EOFError):
-            self._process = None
-            process.kill()
-            code = process.wait()
-            process.stdin.close()
-            process.stdout.close()
-            raise RuntimeError(f"the process that decodes bodies has ended: {code}") from None
-        finally:
-            watchdog.cancel()
-
-
-def write_frame(stream: IO[bytes], head: bytes, data: bytes) -> None:
-    """Sends one frame through a pipe. Raises OSError."""
-    stream.write(_LENGTHS.pack(len(head), len(data)))
-    stream.write(head)
-    stream.write(data)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
-    """Head and data of the next frame of a pipe. Raises EOFError at its end."""
-    lengths = _read(stream, _LENGTHS.size)
-    head_size, data_size = _LENGTHS.unpack(lengths)
-    return _read(stream, head_size), _read(stream, data_size)
-
-
-def _read(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
+        """Runs on the executor's thread."""
+        head, packed = self.helper.ask(msgspec.msgpack.encode(job), data, _SECONDS)
+        return msgspec.msgpack.decode(head, type=Decoded), packed
 
 
 def is_one_prompt(prompt: Any) -> bool:

@@ -11,8 +11,9 @@ from ..errors import RequestError, refusal
 from ..messages import pack_ids
 from ..sampling_params import MAX_ENTRIES
 from . import protocol
-from .body_decoder import Decoded, Job, read_frame, write_frame
+from .body_decoder import Decoded, Job
 from .decode import decode_body
+from .helper_process import read_frame, write_frame
 from .protocol import MAX_PROMPTS
 
 _ID_FIELDS = ("prompt", "input_ids", "tokens")
@@ -85,7 +86,7 @@ def _check_entries(body: msgspec.Struct) -> None:
     long to read. Messages are bounded by their type, and by the number of objects in a body."""
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name == "messages" or not isinstance(value, list | dict):
+        if name in ("messages", "input") or not isinstance(value, list | dict):
             continue
         parts = [item for item in value if isinstance(item, msgspec.Struct)]
         most = MAX_PROMPTS if parts else _MAX_ENTRIES

@@ -12,24 +12,16 @@ import msgspec
 
 from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
-from ..text.conversation import ChatMessage, TextPart
+from ..text.conversation import TextPart
 from .json_scan import check_shape
-from .protocol import GenerateSampling, StreamOptions, TemplateOptions
 from .unbuilt import HARMLESS, UNBUILT
 
 _MAX_NAME = 64  # characters of a client's name that come back
 _MAX_WARNINGS = 10
+_MAX_HARMLESS = 64 << 10  # characters of a field that does nothing,
+_MAX_HARMLESS_PARTS = 1024  # and values in it
 _NEAR = 0.75  # how much of a field's letters must agree, as `difflib` counts
 _EXPLAINED = 16 << 10  # only small bodies are parsed a second time to name a bad number
-
-# Fields that hold bodies themselves (one, or a list of them).
-_NESTED: dict[str, type[msgspec.Struct]] = {
-    "stream_options": StreamOptions,
-    "messages": ChatMessage,
-    "content": TextPart,
-    "chat_template_kwargs": TemplateOptions,
-    "sampling_params": GenerateSampling,
-}
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -94,6 +86,8 @@ class _Sieve:
         if issubclass(kind, SamplingParams):
             kept.update(self._defaults)
         built = kind.__struct_encode_fields__  # type: ignore[attr-defined]
+        # Fields that hold such objects themselves (one, or a list of them).
+        nested: Mapping[str, type] = getattr(kind, "nested", {})
         for name, value in raw.items():
             where = name[:_MAX_NAME]
             if path:
@@ -102,13 +96,14 @@ class _Sieve:
                 if value is not None:  # clients that send whole objects fill them with nulls
                     self._check_foreign(name, value, where, built)
             elif value is not None:
-                nested = _NESTED.get(name)
-                kept[name] = value if nested is None else self.sift(nested, value, where)
+                inner = nested.get(name)
+                kept[name] = value if inner is None else self.sift(inner, value, where)
         return kept
 
     def _check_foreign(self, name: str, value: Any, where: str, built: Sequence[str]) -> None:
         """Raises RequestError unless a field that is not one of `built` may be left out."""
         if name in HARMLESS:
+            _check_harmless(value, where)
             return
         unbuilt = UNBUILT.get(name)
         if unbuilt is not None:
@@ -120,6 +115,28 @@ class _Sieve:
             raise refusal("unknown_parameter", message, where)
         elif len(self.warnings) < _MAX_WARNINGS:
             self.warnings.append(f"unknown parameter {where} was ignored")
+
+
+def _check_harmless(value: Any, where: str) -> None:
+    """Raises RequestError if a field that does nothing is larger than anything it is for."""
+    if _is_large(value):
+        raise refusal("invalid_value", f"{where} is too large", where)
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a value has many parts, or one of them is a long text."""
+    open_parts = [value]
+    seen = 0
+    while open_parts:
+        part = open_parts.pop()
+        seen += 1
+        if seen > _MAX_HARMLESS_PARTS or (isinstance(part, str) and len(part) > _MAX_HARMLESS):
+            return True
+        if isinstance(part, dict):
+            open_parts += [*part, *part.values()]
+        elif isinstance(part, list):
+            open_parts += part
+    return False
 
 
 def _did_you_mean(name: str, built: Sequence[str]) -> str:
@@ -147,7 +164,7 @@ def _explain_type(text: str) -> RequestError:
     code = "invalid_type"
     if what == "Expected `array` of length >= 1":
         code = "empty_input"
-    elif what.startswith("Expected") and ", got" not in what:
+    elif what.startswith("Invalid enum") or (what.startswith("Expected") and ", got" not in what):
         code = "invalid_value"
     return refusal(code, f"{path}: {what[:1].lower()}{what[1:]}", path or None)
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from .auth import Access
 from .gate import CALL
 from .http_call import HttpCall
+from .tokenizer_manager import TokenizerManager
 
 Work = Coroutine[Any, Any, None]
 
@@ -22,7 +23,7 @@ class Endpoint:
 
     `handler` takes the HttpCall, and the decoded body if `body` is a type. `watch`: it runs for
     long, so it is cancelled when the client goes away, and a body is refused while the engine is
-    not ready."""
+    not ready. `generates`: its calls wait for the engine, and are refused when too much does."""
 
     paths: tuple[str, ...]
     methods: tuple[str, ...]
@@ -30,27 +31,55 @@ class Endpoint:
     handler: Callable[..., Work]
     body: type[msgspec.Struct] | None = None
     watch: bool = False
+    generates: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this route. Raises RequestError."""
         call: HttpCall = scope[CALL]
         call.route = self.paths[0]
-        if self.body is None:
-            work = self.handler(call)
+        if self.generates:
+            drain = call.manager.drain
+            drain.require_admitting()
+            drain.open_calls += 1
+            try:
+                await self._generate(call, receive)
+            finally:
+                drain.open_calls -= 1
+        elif self.body is None:
+            await self._run(self.handler(call), receive, call.manager)
         else:
-            work = self.handler(call, await self._read_body(call, self.body))
+            body = await self._decode(call, await self._read(call))
+            await self._run(self.handler(call, body), receive, call.manager)
+
+    async def _generate(self, call: HttpCall, receive: Receive) -> None:
+        """A call that is refused before its body is read where too many wait. What has not arrived
+        whole holds no place among them."""
+        call.manager.require_ready()
+        admission = call.manager.admission
+        admission.check(call.caller.key)
+        data = await self._read(call)
+        with admission.enter(len(data), call.caller.key) as call.place:
+            body = await self._decode(call, data)
+            del data
+            await self._run(self.handler(call, body), receive, call.manager)
+
+    async def _run(self, work: Work, receive: Receive, manager: TokenizerManager) -> None:
         if self.watch:
-            await _while_connected(receive, work)
+            await _while_connected(receive, work, manager)
         else:
             await work
 
-    async def _read_body(self, call: HttpCall, kind: type[msgspec.Struct]) -> msgspec.Struct:
-        manager = call.manager
-        data = await call.read_body(manager.args.max_body_size)
+    async def _read(self, call: HttpCall) -> bytes:
+        data = await call.read_body(call.manager.args.max_body_size)
         if self.watch:
-            manager.require_ready()
+            call.manager.require_ready()
+        return data
+
+    async def _decode(self, call: HttpCall, data: bytes) -> msgspec.Struct:
+        manager = call.manager
+        assert self.body is not None
         body, call.warnings = await call.bodies.decode(
-            kind,
+            self.body,
             data,
             lenient=manager.args.allow_unknown_fields,
             defaults=manager.sampling_defaults,
@@ -59,9 +88,11 @@ class Endpoint:
         return body
 
 
-async def _while_connected(receive: Receive, handler: Work) -> None:
-    """Runs the handler to its end. On a disconnect it is cancelled and ClientDisconnect raised."""
+async def _while_connected(receive: Receive, handler: Work, manager: TokenizerManager) -> None:
+    """Runs the handler to its end. On a disconnect it is cancelled and ClientDisconnect raised; at
+    the end of the engine, if it has submitted nothing yet, the error of that."""
     work = asyncio.create_task(handler)
+    manager.unsubmitted.add(work)
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -74,6 +105,9 @@ async def _while_connected(receive: Receive, handler: Work) -> None:
     except asyncio.CancelledError:
         if watcher.done():
             raise ClientDisconnect from None
+        if work.cancelled() and manager.dead is not None:
+            raise manager.dead from None
         raise
     finally:
+        manager.unsubmitted.discard(work)
         watcher.cancel()

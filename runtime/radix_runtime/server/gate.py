@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import RequestError
 from .auth import Auth
 from .body_decoder import BodyDecoder
+from .hosts import HostRules
 from .http_call import CLIENT_GONE, HttpCall
 from .tokenizer_manager import TokenizerManager
 
@@ -28,6 +29,7 @@ class Gate:
         self._manager = manager
         self._bodies = bodies
         self._auth = auth
+        self._hosts = HostRules(manager.args)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application: checks headers and key, then calls the inner application."""
@@ -37,7 +39,9 @@ class Gate:
         scope[CALL] = call
         try:
             call.check_headers()
-            call.is_admin = self._auth.check(scope["path"], scope["headers"])
+            call.caller = self._auth.check(scope["path"], scope["headers"])
+            if self._auth.is_open:
+                self._hosts.check(scope["headers"])
             await self._app(scope, receive, call.send)
         except ClientDisconnect:
             call.status = CLIENT_GONE

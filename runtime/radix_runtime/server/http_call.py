@@ -5,19 +5,26 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import anyio
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import RequestError
+from .admission import Place
+from .auth import Caller
 from .body_decoder import BodyDecoder
 from .json_pieces import json_pieces, to_json
 from .tokenizer_manager import TokenizerManager
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
+BODY_SECONDS = 60.0  # for all of it
+_LINGER = 10.0  # seconds that the rest of a refused call's body is read, and
+_LINGER_IDLE = 1.0  # that no byte of it may come
 _MAX_HEADER_BYTES = 64 << 10
 _MAX_HEADERS = 100
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's own that is kept
@@ -28,6 +35,7 @@ _EVENT_STREAM = {
 }
 _SLICE_SECONDS = 0.002  # that an answer is encoded without a pause
 _SLICE_BYTES = 256 << 10
+MESSAGES_PATH = "/v1/messages"  # and below it, Anthropic's API
 CLIENT_GONE = 499  # the status of a call whose client went away, as nginx has it
 
 
@@ -37,8 +45,11 @@ def event(value: Any) -> bytes:
 
 
 def event_pieces(values: Iterable[Any]) -> Iterator[bytes]:
-    """Server-sent events of values that may take long to encode (`json_pieces`)."""
+    """Server-sent events of values that may take long to encode (`json_pieces`); None is none."""
     for value in values:
+        if value is None:
+            yield b""
+            continue
         yield b"data: "
         yield from json_pieces(value)
         yield b"\n\n"
@@ -59,31 +70,62 @@ async def in_slices(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     yield bytes(part)
 
 
-def error_object(error: RequestError) -> dict[str, Any]:
-    """The body of every error. `code` is a string or null, never a number."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
+async def in_turns(steps: Iterator[object]) -> None:
+    """Takes steps that together may take long; now and then the event loop has its turn."""
+    async for _ in in_slices(b"" for _ in steps):
+        pass
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_object(error: RequestError, path: str = "") -> dict[str, Any]:
+    """The body of every error. `code` is a string or null, never a number. On the paths of
+    Anthropic's API it has that API's shape and types, too."""
+    inner = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
     }
+    if not path.startswith(MESSAGES_PATH):
+        return {"error": inner}
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    inner["type"] = _ANTHROPIC_TYPES.get(error.status, default)
+    return {"type": "error", "error": inner}
 
 
-def error_response(error: RequestError, **headers: str) -> Response:
-    """The answer to a call that failed before anything was sent; `headers` are added to those that
-    belong to the status."""
-    if error.status == 503:
-        headers["retry-after"] = str(error.retry_after or 1)
-    elif error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    elif error.status in (408, 413):
-        headers["connection"] = "close"  # the rest of the body is not read
+def error_body(error: RequestError, path: str = "") -> bytes:
+    """The error object as JSON; `path` is that of the call."""
+    return to_json(error_object(error, path))
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """The headers that belong to the status of an error."""
+    if error.status in (429, 503):
+        return {"retry-after": str(error.retry_after or 1)}
+    if error.status == 401:
+        return {"www-authenticate": "Bearer"}
+    if error.status in (408, 413):
+        return {"connection": "close"}  # the rest of the body is not read
+    return {}
+
+
+def error_response(error: RequestError, path: str = "", **headers: str) -> Response:
+    """The answer to a call of `path` that failed before anything was sent; `headers` are added to
+    those that belong to the status."""
     return Response(
-        to_json(error_object(error)),
+        error_body(error, path),
         status_code=error.status,
-        headers=headers,
+        headers={**error_headers(error), **headers},
         media_type="application/json",
     )
 
@@ -92,9 +134,9 @@ class HttpCall(Request):
     """What a handler sees of a call, and how it answers.
 
     `id` is the client's x-request-id or a new one. `started`: time.perf_counter(). `route` names
-    the endpoint in metrics; "" until the call has reached one. `is_admin`: the caller may do what
-    only an admin may. `warnings` go back with the answer. `status`: what was sent; 0: nothing so
-    far."""
+    the endpoint in metrics; "" until the call has reached one. `caller`: who it is. `warnings` go
+    back with the answer. `status`: what was sent; 0: nothing so far. `place`: what it holds of the
+    queue, if it generates."""
 
     def __init__(
         self,
@@ -112,8 +154,10 @@ class HttpCall(Request):
         self.status = 0
         self.warnings: list[str] = []
         self.route = ""
-        self.is_admin = False
+        self.caller = Caller()
+        self.place: Place | None = None
         self._streaming = False
+        self._body_ended = False
         given = self.headers.get("x-request-id", "")
         self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
@@ -123,7 +167,10 @@ class HttpCall(Request):
         """The ASGI `send` of everything below: adds x-request-id and notes the status."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self.id.encode())]
+            headers = [*message["headers"], (b"x-request-id", self.id.encode())]
+            if self.manager.drain.refuses:  # the next request is for another server
+                headers.append((b"connection", b"close"))
+            message["headers"] = headers
         await self._send(message)
 
     async def respond(self, response: Response) -> None:
@@ -163,12 +210,64 @@ class HttpCall(Request):
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": frames, "more_body": not last})
 
+    async def write_in_slices(self, pieces: Iterator[bytes]) -> None:
+        """Sends events that are made as they are sent; every few milliseconds the event loop has
+        its turn. Most are a single short one."""
+        parts = []
+        size = 0
+        end = time.perf_counter() + _SLICE_SECONDS
+        for piece in pieces:
+            parts.append(piece)
+            size += len(piece)
+            if size < _SLICE_BYTES and time.perf_counter() < end:
+                continue
+            if size:
+                await self.write(b"".join(parts))
+            await asyncio.sleep(0)
+            parts = []
+            size = 0
+            end = time.perf_counter() + _SLICE_SECONDS
+        if size:
+            await self.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
     async def fail(self, error: RequestError) -> None:
         """Answers with the error object; after the first event as an event, and no [DONE]."""
+        path = self.scope["path"]
         if self.status == 0:
-            await self.respond(error_response(error))
+            await self._refuse(error, path)
         elif self._streaming:
-            await self.write(event(error_object(error)), last=True)
+            name = b"event: error\n" if path.startswith(MESSAGES_PATH) else b""
+            await self.write(name + event(error_object(error, path)), last=True)
+
+    async def _refuse(self, error: RequestError, path: str) -> None:
+        """Answers with an error. What has not come of the body is read and dropped for a while:
+        many clients write all of it before they read, and would find the connection reset."""
+        response = error_response(error, path)
+        start = {
+            "type": "http.response.start",
+            "status": response.status_code,
+            "headers": response.raw_headers,
+        }
+        await self.send(start)
+        has_more = self._expects_body()
+        await self.send(
+            {"type": "http.response.body", "body": response.body, "more_body": has_more}
+        )
+        if has_more:
+            with suppress(TimeoutError, ClientDisconnect):
+                await self._drop_body()
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _expects_body(self) -> bool:
+        """Whether something of the body may not have been read."""
+        if self._body_ended:
+            return False
+        return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+
+    async def _drop_body(self) -> None:
+        end = time.monotonic() + _LINGER
+        while not self._body_ended:
+            await self._next_part(min(_LINGER_IDLE, end - time.monotonic()))
 
     # What the client sent -----------------------------------------------------------------
 
@@ -198,17 +297,28 @@ class HttpCall(Request):
             raise _too_large(limit)
         self._check_content_type()
         body = bytearray()
-        parts = self.stream()
+        end = time.monotonic() + BODY_SECONDS
         try:
-            while (part := await asyncio.wait_for(anext(parts, None), BODY_IDLE)) is not None:
-                body += part
+            while not self._body_ended:
+                body += await self._next_part(min(BODY_IDLE, end - time.monotonic()))
                 if len(body) > limit:
                     raise _too_large(limit)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RequestError(
                 status=408, code="request_timeout", message="the body did not arrive"
             ) from None
         return bytes(body)
+
+    async def _next_part(self, seconds: float) -> bytes:
+        """What comes next of the body; b"" at its end too. Raises TimeoutError,
+        ClientDisconnect."""
+        with anyio.fail_after(seconds):
+            message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        self._body_ended = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
 
     def _check_content_type(self) -> None:
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import refusal
 
-MAX_DEPTH = 32
+MAX_DEPTH = 160  # a JSON Schema of 64 levels, each a keyword and a name, and what is around it
 MAX_CONTAINERS = 20_000  # arrays and objects of one body
 MAX_NUMBER = 128  # characters of one number
 

@@ -21,7 +21,8 @@ def bind_port(host: str, port: int) -> socket.socket:
             backlog=2048,
             dualstack_ipv6=family == socket.AF_INET6,
         )
-        # Connections inherit it: the kernel ends those that stall.
+        # Connections inherit both: small writes go out at once, and the kernel ends what stalls.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_STALL * 1000))
         return listener
     except (OSError, ValueError) as error:  # ValueError: a system without IPv6

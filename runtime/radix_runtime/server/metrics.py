@@ -1,20 +1,28 @@
 """Prometheus metrics, `radix:<name>`. Labels take values from fixed sets only."""
 
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Histogram,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.utils import floatToGoString
 
 from .. import __version__
+from .admission import Admission
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 
@@ -94,14 +102,39 @@ class RequestCounts:
         return self.accepted - sum(self.ended.values())
 
 
+class Distribution:
+    """A histogram. prometheus_client's own takes a lock for each of its numbers, which every token
+    would pay; this one belongs to the event loop's thread."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One value more."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self) -> HistogramMetricFamily:
+        """What is exported."""
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
 class Metrics:
     """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached
     tokens."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, admission: Admission) -> None:
         disable_created_metrics()  # a gauge of its own for every counter and histogram
         self._model = model
+        self._admission = admission
         self.counts = RequestCounts()
+        self._distributions: list[Distribution] = []
         self._stats: Mapping[str, float] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -111,6 +144,9 @@ class Metrics:
         )
         self.request_latency = self._histogram(
             "e2e_request_latency", "arrival to last token of requests that ended ok"
+        )
+        self.queue_time = self._histogram(
+            "request_queue_time", "time of a choice in the queue, until its first step"
         )
         self.prompt_length = self._lengths("request_prompt_tokens", "prompt tokens of a request")
         self.output_length = self._lengths(
@@ -124,11 +160,16 @@ class Metrics:
         """Counts an HTTP answer. `route` is the name of an endpoint, never what a client sent."""
         self._http.labels(route.replace(":path", ""), str(status)).inc()
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"radix:{name}_seconds", text, buckets=_SECONDS, registry=self._registry)
+    def _histogram(self, name: str, text: str) -> Distribution:
+        return self._distribution(f"radix:{name}_seconds", text, _SECONDS)
 
-    def _lengths(self, name: str, text: str) -> Histogram:
-        return Histogram(f"radix:{name}", text, buckets=_TOKENS, registry=self._registry)
+    def _lengths(self, name: str, text: str) -> Distribution:
+        return self._distribution(f"radix:{name}", text, _TOKENS)
+
+    def _distribution(self, name: str, text: str, bounds: Sequence[float]) -> Distribution:
+        made = Distribution(name, text, bounds=bounds)
+        self._distributions.append(made)
+        return made
 
     def collect(self) -> Iterator[Metric]:
         """Plain numbers, turned into metrics when scraped: `*_total` are counters."""
@@ -145,6 +186,16 @@ class Metrics:
             "radix:requests_accepted", "requests sent to the engine", value=self.counts.accepted
         )
         yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=self.counts.open)
+        yield GaugeMetricFamily(
+            "radix:queue_bytes", "bytes that open calls hold", value=self._admission.bytes
+        )
+        yield GaugeMetricFamily(
+            "radix:queue_estimated_seconds",
+            "how long a new request would wait",
+            value=self._admission.seconds,
+        )
+        for distribution in self._distributions:
+            yield distribution.family()
         for name, value in sorted(self._stats.items()):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(f"radix:{name}", _help(name), value=value)

@@ -1,43 +1,59 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import refusal
 from ..messages import Generate, TextDelta
 from ..text.choices import FLOOR, Scored, num_scored
-from ..text.conversation import template_messages
-from .answer import clip_logprobs, new_request, template_options
+from ..text.machine import Event
+from ..text.tools import tool_use
+from .answer import clip_logprobs
+from .chat_request import Conversation, chat_request, template_options
 from .http_call import HttpCall
 from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
+from .parsed_choice import ParsedChoice
 from .protocol import OPENAI_NAMES, ChatBody
-from .tokenizer_manager import new_id
+from .submission import new_id
 
 
 async def chat(call: HttpCall, body: ChatBody) -> None:
     """Renders the conversation, generates, answers. Raises RequestError."""
-    manager = call.manager
-    options = template_options(manager, body.chat_template_kwargs, body.reasoning_effort)
-    messages = template_messages(body.messages)
-    if body.messages[-1].role == "assistant":
-        raise refusal("invalid_value", "the last message must not be the assistant's", "messages")
     names = dict(OPENAI_NAMES)
     if body.max_completion_tokens is not None:
         names["max_new_tokens"] = "max_completion_tokens"
-    ids = await manager.encode_chat(messages, **options)
-    request = new_request(manager, body, ids, param="messages", names=names)
+
+    def read() -> Conversation:
+        use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        return Conversation(messages=body.messages, tools=use)
+
+    request, choices = await chat_request(
+        call.manager,
+        body,
+        read,
+        options=template_options(call.manager, body.chat_template_kwargs, body.reasoning_effort),
+        names=names,
+        separate_reasoning=body.separate_reasoning is not False,
+        shows_reasoning=body.include_reasoning is not False,
+    )
     request.return_logprob = bool(body.logprobs)
     request.top_logprobs = body.top_logprobs or 0
     if body.max_new_tokens is None:
         clip_logprobs(request)
-    await ChatAnswer(call, body, request=request).send()
+    await ChatAnswer(call, body, request=request, choices=choices).send()
 
 
 class ChatAnswer(OpenAIAnswer):
     """`chat.completion`, or `chat.completion.chunk` as a stream."""
 
-    def __init__(self, call: HttpCall, body: ChatBody, *, request: Generate) -> None:
+    def __init__(
+        self,
+        call: HttpCall,
+        body: ChatBody,
+        *,
+        request: Generate,
+        choices: Sequence[ParsedChoice],
+    ) -> None:
         super().__init__(
             call,
             body,
@@ -45,23 +61,64 @@ class ChatAnswer(OpenAIAnswer):
             name=body.rid or new_id("chatcmpl-"),
             kind="chat.completion.chunk" if body.stream else "chat.completion",
         )
+        self._choices = choices
+        self._reasoning_field = call.manager.args.reasoning_field
+
+    def digest(self, deltas: list[TextDelta]) -> Iterator[object]:
+        """Parses the choices."""
+        for choice, delta in zip(self._choices, deltas, strict=True):
+            yield from choice.take(delta)
 
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
         """The message and its log-probabilities."""
         return {
-            "message": {"role": "assistant", "content": delta.text},
+            "message": self._choices[index].message.as_openai(self._reasoning_field),
             "logprobs": self._logprobs(delta),
+            **self._finish(index, delta),
         }
 
-    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
-        """The role alone, then content, then the finish reason alone."""
+    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any] | None]:
+        """The role alone, then what comes, then the finish reason alone."""
         if first:
             yield _chunk({"role": "assistant", "content": ""})
         logprobs = self._logprobs(delta)
-        if delta.text or (logprobs and logprobs["content"]):
-            yield {**_chunk({"content": delta.text}), "logprobs": logprobs}
+        num_calls = len(self._choices[index].message.calls)
+        for events in self._choices[index].take(delta):
+            for event in events:
+                if event.kind == "call":
+                    num_calls += 1
+                yield {**_chunk(self._delta(event, num_calls - 1)), "logprobs": logprobs}
+                logprobs = None
+            yield None
+        if logprobs and logprobs["content"]:
+            yield {**_chunk({"content": ""}), "logprobs": logprobs}
         if delta.finish is not None:
-            yield {**_chunk({}), **finish_fields(delta.finish)}
+            yield {**_chunk({}), **self._finish(index, delta)}
+
+    def _delta(self, event: Event, call: int) -> dict[str, Any]:
+        """An event as a delta; `call` is the number of the call that it belongs to."""
+        if event.kind == "content":
+            return {"content": event.text}
+        if event.kind == "reasoning":
+            return {self._reasoning_field: event.text}
+        if event.kind == "arguments":
+            return {"tool_calls": [{"index": call, "function": {"arguments": event.text}}]}
+        function = {"name": event.text, "arguments": ""}
+        entry = {"index": call, "id": event.call_id, "type": "function", "function": function}
+        return {"tool_calls": [entry]}
+
+    def _finish(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        fields = finish_fields(delta.finish)
+        if fields["finish_reason"] == "stop" and self._choices[index].has_calls:
+            fields["finish_reason"] = "tool_calls"
+        return fields
+
+    def usage_details(self) -> dict[str, Any]:
+        """The tokens of the reasoning, where the model's can be found."""
+        if not self.call.manager.format.has_reasoning:
+            return {}
+        tokens = sum(choice.reasoning_tokens for choice in self._choices)
+        return {"completion_tokens_details": {"reasoning_tokens": tokens}}
 
     def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
         if not self.requests[0].return_logprob:

@@ -45,31 +45,33 @@ class OpenAIAnswer(Answer):
 
     @abstractmethod
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
-        """The whole choice number `index`, less index and finish reason."""
+        """The whole choice number `index`, less its index."""
 
     @abstractmethod
-    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
+    def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any] | None]:
         """The chunks of choice number `index` that `delta` gives in a stream, less the index.
-        `first`: nothing of the choice was sent before."""
+        `first`: nothing of the choice was sent before. None: see `events`."""
 
     def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
         """All choices and the usage."""
         self._count(dict(enumerate(deltas)))
         choices = []
         for index, delta in enumerate(deltas):
-            choice = {"index": index, **self.choice(index, delta), **finish_fields(delta.finish)}
-            choices.append(choice)
+            choices.append({"index": index, **self.choice(index, delta)})
         return {**self._head, "choices": choices, "usage": self._usage()}
 
-    def events(self, batch: Batch) -> Iterator[dict[str, Any]]:
+    def events(self, batch: Batch) -> Iterator[dict[str, Any] | None]:
         """A frame for each chunk of each choice. Warnings go with the first frame."""
         self._count(batch)
-        usage = self._usage_so_far()
         for index, delta in batch.items():
             first = index not in self._started
             self._started.add(index)
             for chunk in self.chunks(index, delta, first):
-                frame = {**self._head, "choices": [{"index": index, **chunk}], **usage}
+                if chunk is None:
+                    yield None
+                    continue
+                frame = {**self._head, "choices": [{"index": index, **chunk}]}
+                frame.update(self._usage_so_far())
                 if self.call.warnings:
                     frame["warnings"] = self.call.warnings
                     self.call.warnings = []  # only in the first frame
@@ -104,7 +106,12 @@ class OpenAIAnswer(Answer):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            **self.usage_details(),
         }
+
+    def usage_details(self) -> dict[str, Any]:
+        """What else there is to say of the usage."""
+        return {}
 
     def scored_output(self, delta: TextDelta) -> Iterator[tuple[Scored, bytes]]:
         """The tokens of `delta` with logprobs, and the bytes of each that are shown."""
@@ -121,7 +128,7 @@ class OpenAIAnswer(Answer):
     def shown(self, token: int) -> bytes:
         """The raw bytes of a token, so that those of all tokens make the text; one that is not
         shown has none."""
-        if self.sampling.skip_special_tokens and token in self.tokenizer.special_ids:
+        if self.sampling.hides(token, self.tokenizer.special_ids):
             return b""
         return self.tokenizer.id_to_bytes(token)
 

@@ -11,13 +11,13 @@ from .http_call import HttpCall
 from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, CompletionBody
-from .tokenizer_manager import new_id
+from .submission import new_id
 
 
 async def completions(call: HttpCall, body: CompletionBody) -> None:
     """Continues each prompt. Raises RequestError."""
     manager = call.manager
-    all_ids = await manager.encode(body.prompt, "prompt")
+    all_ids = await manager.text.encode(body.prompt, "prompt")
     requests = []
     for ids in all_ids:
         request = new_request(manager, body, ids, param="prompt", names=OPENAI_NAMES)
@@ -28,7 +28,7 @@ async def completions(call: HttpCall, body: CompletionBody) -> None:
         requests.append(request)
     echoed = [""] * len(requests)
     if body.echo:
-        echoed = _given_texts(body.prompt) or await manager.decode(
+        echoed = _given_texts(body.prompt) or await manager.text.decode(
             all_ids, requests[0].sampling.skip_special_tokens
         )
     await CompletionAnswer(call, body, requests=requests, echoed=echoed).send()
@@ -69,6 +69,7 @@ class CompletionAnswer(OpenAIAnswer):
         return {
             "text": self._echoed[index] + delta.text,
             "logprobs": self._logprobs(index, delta),
+            **finish_fields(delta.finish),
         }
 
     def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError, refusal
-from ..messages import Generate, TextDelta
+from ..messages import Generate, TextDelta, unpack_ids
 from ..sampling_params import SamplingParams
 from ..text.sglang_output import sglang_output
 from .answer import Answer, new_request
@@ -14,8 +14,7 @@ from .body_decoder import is_one_prompt
 from .http_call import HttpCall
 from .json_pieces import GrowingRows, Rows
 from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
-from .submission import Batch
-from .tokenizer_manager import new_id
+from .submission import Batch, new_id
 
 _NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
 
@@ -24,7 +23,7 @@ async def generate(call: HttpCall, body: GenerateBody) -> None:
     """Continues each prompt. Raises RequestError."""
     manager = call.manager
     param = require_one_of(body, "text", "input_ids")
-    all_ids = await manager.encode(getattr(body, param), param)
+    all_ids = await manager.text.encode(getattr(body, param), param)
     count = len(all_ids)
     samplings = _spread(body.sampling_params, count, "sampling_params")
     wanted = _wanted_logprobs(body, count)
@@ -42,13 +41,13 @@ async def abort_request(call: HttpCall, body: AbortBody) -> None:
     """Aborts a request or all of them; always 200, however often it is asked. Raises
     RequestError."""
     if body.abort_all:
-        if not call.is_admin:
+        if not call.caller.is_admin:
             raise RequestError(
                 status=403, code="admin_key_required", message="abort_all needs the admin key"
             )
-        count = call.manager.abort("")
+        count = call.manager.abort_all()
     elif body.rid:
-        count = call.manager.abort(body.rid)
+        count = call.manager.abort(body.rid, call.caller)
     else:
         raise refusal("missing_field", "rid is required", "rid")
     await call.answer({"aborting": count})
@@ -144,7 +143,8 @@ class GenerateAnswer(Answer):
         request = self.request_of[choice]
         seconds = time.perf_counter() - self.call.started
         delta.prompt_logprobs = self.submission.prompt_logprobs.pop(choice, None)
-        result = sglang_output(request, delta, seconds, self._tokenizer, rows=Rows)
+        ids = unpack_ids(delta.ids).tolist()
+        result = sglang_output(request, delta, ids, seconds, self._tokenizer, rows=Rows)
         result["meta_info"]["id"] = self.labels[request.rid]
         if self.call.warnings:
             result["warnings"] = self.call.warnings

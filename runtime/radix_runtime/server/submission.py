@@ -1,6 +1,7 @@
 """The requests of one HTTP call while they are open, and the mailbox of their output."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from ..errors import RequestError
 from ..messages import Generate, TextDelta
 from ..text.choices import Choices
+from .labels import Label
 
 Batch = dict[int, TextDelta]  # new pieces, by the number of their choice
 
@@ -78,8 +80,15 @@ class OpenRequest:
     """What is kept of a request until its last choice has ended."""
 
     rid: str
-    label: str  # what the client calls it
+    label: Label  # what the client calls it
     submission: Submission
     choices_left: int
+    prompt_tokens: int
+    waiting_tokens: int  # its work, until its first token has come
     aborted: bool = False
     last_token: dict[int, float] = field(default_factory=dict)  # when it came, by choice
+
+
+def new_id(prefix: str) -> str:
+    """A name that nobody can guess, as requests and calls have them."""
+    return prefix + secrets.token_hex(12)

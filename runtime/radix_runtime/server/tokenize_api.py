@@ -8,8 +8,9 @@ import numpy as np
 from ..errors import refusal
 from ..sampling_params import Ids
 from ..text.conversation import template_messages
-from .answer import template_options
+from ..text.tools import tool_use
 from .body_decoder import is_one_prompt
+from .chat_request import checked_tools, template_options
 from .http_call import HttpCall
 from .json_pieces import Rows
 from .protocol import DetokenizeBody, TokenizeBody, require_one_of
@@ -17,7 +18,7 @@ from .tokenizer_manager import TokenizerManager
 
 _FEW = 4096  # token ids that are encoded at once
 _OF_PROMPTS = ("add_special_tokens",)
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
+_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "tools")
 
 
 async def tokenize(call: HttpCall, body: TokenizeBody) -> None:
@@ -52,15 +53,20 @@ def _id_rows(ids: Ids) -> list[int] | Rows:
 async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
     if body.messages is None:
         special_tokens = body.add_special_tokens is not False
-        return await manager.encode(body.prompt or [], "prompt", special_tokens)
+        return await manager.text.encode(body.prompt or [], "prompt", special_tokens)
     options: dict[str, Any] = template_options(manager, body.chat_template_kwargs, None)
     options["add_generation_prompt"] = body.add_generation_prompt is not False
-    return [await manager.encode_chat(template_messages(body.messages), **options)]
+    use = checked_tools(manager, tool_use(body.tools, "auto"))
+    if use is not None:
+        options["tools"] = use.for_template()
+    messages = body.messages
+    prompt = await manager.text.encode_chat(lambda: template_messages(messages), options)
+    return [prompt.ids]
 
 
 async def detokenize(call: HttpCall, body: DetokenizeBody) -> None:
     """The text of a list of ids, or of each of several. Raises RequestError."""
     manager = call.manager
-    lists = await manager.encode(body.tokens, "tokens")
-    texts = await manager.decode(lists, body.skip_special_tokens)
+    lists = await manager.text.encode(body.tokens, "tokens")
+    texts = await manager.text.decode(lists, body.skip_special_tokens)
     await call.answer({"text": texts[0] if is_one_prompt(body.tokens) else texts})

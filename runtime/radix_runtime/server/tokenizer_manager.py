@@ -6,25 +6,29 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .. import messages as m
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
+from ..grammar.service import Grammars
 from ..hub import DEMO_MODEL_NAME
 from ..model_config import ModelConfig
 from ..sampling_params import Ids, Limits, SamplingParams
+from ..text.answer_format import find_format
 from ..text.tokenizer import Tokenizer
+from .admission import Admission, Place
+from .auth import Caller
+from .drain import Drain
+from .labels import Label, Labels
 from .metrics import Metrics, Outcome
-from .protocol import MAX_PROMPTS
-from .submission import OpenRequest, Submission
+from .submission import OpenRequest, Submission, new_id
+from .text_work import IDS_ONLY, TextWork
 
+_PROBE = "a"  # what /health_generate continues
 _MAX_SHOWN = 100  # characters of a client's name that come back
-_ABORTS_KEPT = 4096
-_ALL = ""  # the label that stands for every request
 
 
 class TokenizerManager:
@@ -33,33 +37,34 @@ class TokenizerManager:
 
     `link.send` never blocks; it raises RequestError when the link is full. `defaults` are the
     sampling parameters of requests that leave them out. `health` tells why the engine is not alive,
-    or None; it is cheap. `dead` is the error that ended the engine for good."""
+    or None; it is cheap. `dead` is the error that ended the engine for good. `text` turns text into
+    ids and back. `format`: how the model writes answers. `grammars` compiles constraints."""
 
     def __init__(
         self,
         args: ServerArgs,
         model: ModelConfig,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         link: m.Outbox,
         defaults: dict[str, Any],
+        grammars: Grammars,
     ) -> None:
         self.args = args
-        self.tokenizer = tokenizer
-        # Characters of text that one token may stand for. Looks at the whole vocabulary: now, and
-        # not when the first text comes.
-        self._longest_token = tokenizer.max_token_bytes
-        if tokenizer.changes_length:
-            self._longest_token *= 4
+        self.grammars = grammars
         self.sampling_defaults = defaults
+        self.format = find_format(args, tokenizer)
         self.limits = Limits(
             context_length=args.context_length or model.max_context,
             vocab_size=model.vocab_size,
             max_choices=args.max_choices,
         )
+        self.text = TextWork(tokenizer, self.limits)
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
-        self.metrics = Metrics(self.model_name)
+        self.admission = Admission(args)
+        self.drain = Drain(args.drain_delay)
+        self.metrics = Metrics(self.model_name, self.admission)
         self.counts = self.metrics.counts
         self.dead: RequestError | None = None
         self.health: Callable[[], str | None] = lambda: None
@@ -68,8 +73,9 @@ class TokenizerManager:
         self._probe: asyncio.Task[None] | None = None
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[m.ControlReply]] = {}
-        # When a label was aborted last, for calls whose text is still being read.
-        self._aborts: dict[str, float] = {}
+        self._labels = Labels()
+        # Tasks of calls whose text is still being read: an end does not wait for it.
+        self.unsubmitted: set[asyncio.Task[None]] = set()
 
     # State of the engine ------------------------------------------------------------------
 
@@ -79,6 +85,7 @@ class TokenizerManager:
         self.engine_info = dict(info)
         self.limits.max_total_tokens = info.get("max_total_num_tokens")
         self.limits.context_length = info.get("max_context", self.limits.context_length)
+        self.admission.set_running(info.get("max_running_requests") or self.args.running_limit)
         self._ready = True
 
     def fail_all(self, error: RequestError) -> None:
@@ -87,12 +94,14 @@ class TokenizerManager:
             self.dead = error
         for request in list(self._open.values()):
             self._fail(request, error)
+        for task in self.unsubmitted:
+            task.cancel()
         for reply in self._controls.values():
             if not reply.done():
                 reply.set_exception(error)
 
     def require_ready(self) -> None:
-        """Raises RequestError unless a request would be taken now."""
+        """Raises RequestError unless the engine takes requests."""
         if self.dead is not None:
             raise self.dead
         if not self._ready:
@@ -109,8 +118,10 @@ class TokenizerManager:
             raise RequestError(status=503, code="unhealthy", message="the engine is not alive")
 
     def check_model(self, name: str | None) -> None:
-        """Raises RequestError 404 unless `name` means the served model; None does."""
-        if name is not None and name not in (self.model_name, self.args.model_path, "default"):
+        """Raises RequestError 404 unless `name` means the served model; None and its path do."""
+        if name is None or name in (self.model_name, "default"):
+            return
+        if self.args.model_path is None or Path(name) != Path(self.args.model_path):
             raise RequestError(
                 status=404,
                 code="model_not_found",
@@ -121,66 +132,15 @@ class TokenizerManager:
                 param="model",
             )
 
-    # Text to ids --------------------------------------------------------------------------
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises RequestError where the server takes token ids only."""
+        return self.text.tokenizer
 
     @property
-    def template_variables(self) -> frozenset[str]:
-        """What the model's chat template can be told; empty without a template."""
-        template = self.tokenizer.chat_template
-        return frozenset() if template is None else template.variables
-
-    async def encode(
-        self, prompt: str | Sequence[Any] | np.ndarray, param: str, special_tokens: bool = True
-    ) -> list[Ids]:
-        """Ids of each prompt: str, [str], ids or [ids], which are lists or arrays. A text that is
-        far too long is not tokenized. Raises RequestError."""
-        prompts: list[Any]
-        if isinstance(prompt, str | np.ndarray):
-            prompts = [prompt]
-        else:
-            prompts = list(prompt)
-        kinds = {type(item) for item in prompts}
-        if len(kinds) > 1:
-            raise refusal("invalid_type", f"{param}: texts, ids and lists of ids are mixed", param)
-        if kinds == {int}:
-            prompts = [prompts]
-        if not prompts or (kinds == {str} and "" in prompts):
-            raise refusal("empty_input", f"{param} is empty", param)
-        if len(prompts) > MAX_PROMPTS:
-            raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", param)
-        if kinds == {str}:
-            for text in prompts:
-                self._check_bytes(text, param)
-            return await asyncio.to_thread(self._encode_texts, prompts, special_tokens)
-        for ids in prompts:
-            self.limits.check_ids(ids, param)
-        return prompts
-
-    def _encode_texts(self, texts: Sequence[str], special_tokens: bool) -> list[Ids]:
-        """Runs on another thread, which also frees the lists: a list of a million ids takes as long
-        to free as to make."""
-        encode = self.tokenizer.encode
-        return [np.asarray(encode(text, special_tokens), dtype=np.int32) for text in texts]
-
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Ids of a conversation; `options` are variables of the chat template. Raises
-        RequestError."""
-
-        def render() -> list[int]:
-            text = self.tokenizer.render_chat(messages, **options)
-            self._check_bytes(text, "messages")
-            return self.tokenizer.encode(text, add_special_tokens=False)
-
-        return await asyncio.to_thread(render)
-
-    async def decode(self, lists: Sequence[Ids], skip_special_tokens: bool) -> list[str]:
-        """The text of each list of ids."""
-        return await asyncio.to_thread(
-            lambda: [self.tokenizer.decode(ids, skip_special_tokens) for ids in lists]
-        )
-
-    def _check_bytes(self, text: str, param: str) -> None:
-        self.limits.check_length(len(text) // self._longest_token, param, known="at least ")
+    def has_chat_template(self) -> bool:
+        """Whether conversations are taken."""
+        return self.text.has_chat_template
 
     # Requests -----------------------------------------------------------------------------
 
@@ -196,6 +156,8 @@ class TokenizerManager:
         """A request that fits, with a new id and the server's deadline. `param` is what the route
         calls the prompt; `names` and `clip`: see Limits.admit. Raises RequestError."""
         sampling = self.limits.admit(ids, sampling, param, names, clip)
+        if sampling.stop and not self.text.has_tokenizer:
+            raise refusal("no_tokenizer", f"stop: {IDS_ONLY}", names.get("stop", "stop"))
         timeout = self.args.request_timeout
         return m.Generate(
             rid=new_id(""),
@@ -205,15 +167,25 @@ class TokenizerManager:
         )
 
     def submit(
-        self, requests: list[m.Generate], name: str, labels: Mapping[str, str], started: float = 0
+        self,
+        requests: list[m.Generate],
+        name: str,
+        labels: Mapping[str, str],
+        started: float = 0,
+        place: Place | None = None,
     ) -> Submission:
         """Sends admitted requests, all or none. Each rid is new, so that what comes late for a
         request which has ended reaches no other. The client knows the call by `name` and a request
-        by its label (`labels`: by rid). `started`: when the call came, time.perf_counter(). Raises
-        RequestError."""
+        by its label (`labels`: by rid). `started`: when the call came, time.perf_counter();
+        `place`: what the call holds of the queue. Raises RequestError."""
         if self.dead is not None:
             raise self.dead
-        self._check_labels(labels)
+        self.unsubmitted -= {asyncio.current_task()}
+        key = "" if place is None else place.key
+        label_of = {rid: Label(key, label) for rid, label in labels.items()}
+        self._labels.check_new(list(label_of.values()))
+        if place is not None:
+            place.admit(requests)
         submission = Submission(
             name=name,
             requests=requests,
@@ -222,38 +194,41 @@ class TokenizerManager:
         )
         try:
             for request in requests:
-                self._send(request, labels[request.rid], submission)
+                self._send(request, label_of[request.rid], submission)
         except BaseException:
             self.close(submission)
             raise
         return submission
 
-    def _check_labels(self, labels: Mapping[str, str]) -> None:
-        new = set(labels.values())
-        in_use = {request.label for request in self._open.values()}
-        if len(new) < len(labels) or new & in_use:
-            raise refusal("invalid_value", "this rid is in use", "rid")
-
-    def _send(self, request: m.Generate, label: str, submission: Submission) -> None:
+    def _send(self, request: m.Generate, label: Label, submission: Submission) -> None:
         self._link.send(request)
+        work = self.admission.speed.expected(request)
         self._open[request.rid] = OpenRequest(
             rid=request.rid,
             label=label,
             submission=submission,
             choices_left=request.sampling.n,
+            prompt_tokens=m.num_ids(request.input_ids),
+            waiting_tokens=work,
         )
+        self._labels.add(request.rid, label, submission.name)
+        self.admission.waiting_tokens += work
+        self.admission.speed.begin(time.perf_counter())
         self.counts.accepted += 1
         self.metrics.prompt_length.observe(m.num_ids(request.input_ids))
-        if self._was_aborted((_ALL, submission.name, label), since=submission.started):
+        if self._labels.was_aborted(label, submission.name, since=submission.started):
             self._link.send(m.Abort(request.rid))
 
     async def one_token(self) -> None:
-        """Generates one token, also before the server is ready. Raises RequestError if none
-        comes."""
+        """Generates one token, after a text where texts are taken; also before the server is ready.
+        Raises RequestError if none comes."""
         rid = new_id("health-")
+        ids: Ids = [0]
+        if self.text.has_tokenizer:
+            (ids,) = await self.text.encode(_PROBE, "text")
         request = m.Generate(
             rid=rid,
-            input_ids=m.pack_ids([self.tokenizer.bos_token_id or 0]),
+            input_ids=m.pack_ids(ids),
             sampling=SamplingParams(
                 temperature=0.0,
                 max_new_tokens=1,
@@ -271,26 +246,19 @@ class TokenizerManager:
             self._probe = asyncio.create_task(asyncio.wait_for(self.one_token(), timeout))
         await asyncio.shield(self._probe)
 
-    def abort(self, label: str) -> int:
-        """Ends `label`: a request or an HTTP call, also one not submitted yet; "": all. How many
-        requests of it are open."""
-        self._aborts[label] = time.perf_counter()
-        if len(self._aborts) > _ABORTS_KEPT:
-            del self._aborts[next(iter(self._aborts))]
-        if label == _ALL:
-            self._link.send(m.Abort(""))
-            return len(self._open)
-        found = [
-            request.rid
-            for request in self._open.values()
-            if label in (request.label, request.submission.name)
-        ]
+    def abort(self, name: str, caller: Caller) -> int:
+        """Ends what the caller means by `name`: a request or a call, also one not submitted yet.
+        How many of its requests are open."""
+        found = self._labels.abort(name, caller)
         for rid in found:
             self._link.send(m.Abort(rid))
         return len(found)
 
-    def _was_aborted(self, labels: Iterable[str], *, since: float) -> bool:
-        return any(self._aborts.get(label, 0.0) > since for label in labels)
+    def abort_all(self) -> int:
+        """Ends every request, also those not submitted yet. How many are open."""
+        self._labels.abort_all()
+        self._link.send(m.Abort(""))
+        return len(self._open)
 
     def close(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted. May be
@@ -329,10 +297,12 @@ class TokenizerManager:
         closed is dropped."""
         if isinstance(message, m.TextBatch):
             now = time.perf_counter()
+            done = 0
             for delta in message.deltas:
                 request = self._open.get(delta.rid)
                 if request is not None:
-                    self._take(request, delta, now)
+                    done += self._take(request, delta, now)
+            self.admission.speed.note(done, now)
         elif isinstance(message, m.RequestFailed):
             request = self._open.get(message.rid)
             if request is not None:
@@ -344,18 +314,31 @@ class TokenizerManager:
         else:
             raise TypeError(f"the API cannot handle {type(message).__name__}")
 
-    def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+    def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> int:
+        """How many tokens of work are done with this delta."""
+        done = m.num_ids(delta.ids)
+        if request.waiting_tokens:
+            done += request.prompt_tokens
+            self._no_longer_waits(request)
         self._time_tokens(request, delta, now)
         if delta.finish is not None:
             self.metrics.output_length.observe(delta.completion_tokens)
+            self.admission.speed.note_answer(delta.completion_tokens)
             request.choices_left -= 1
             if delta.finish.type == "abort":
                 request.aborted = True
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
         request.submission.add(delta)
+        return done
+
+    def _no_longer_waits(self, request: OpenRequest) -> None:
+        self.admission.waiting_tokens -= request.waiting_tokens
+        request.waiting_tokens = 0
 
     def _time_tokens(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+        if delta.queue_seconds is not None:
+            self.metrics.queue_time.observe(delta.queue_seconds)
         count = m.num_ids(delta.ids)
         if count == 0:
             return
@@ -375,11 +358,10 @@ class TokenizerManager:
 
     def _end(self, request: OpenRequest, how: Outcome, now: float) -> None:
         del self._open[request.rid]
+        self._labels.remove(request.rid, request.label, request.submission.name)
+        self._no_longer_waits(request)
+        if not self._open:
+            self.admission.speed.end()
         self.counts.end(how)
         if how == "ok":
             self.metrics.request_latency.observe(now - request.submission.started)
-
-
-def new_id(prefix: str) -> str:
-    """A name that nobody can guess, as requests and calls have them."""
-    return prefix + secrets.token_hex(12)

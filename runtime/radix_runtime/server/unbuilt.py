@@ -26,17 +26,17 @@ class Unbuilt:
 
 
 _BEAMS = "there is no beam search"
-_GRAMMAR = "output cannot be constrained yet"
 _HIDDEN = "only text, ids and logprobs are given out"
 _LORA = "adapters are not loaded"
 _MEDIA = "this server takes and gives text only"
 _PARALLEL = "there is one replica, which does its own prefill"
 _PROCESSOR = "clients cannot bring code"
-_REASONING = "reasoning is not parsed out of the text"
+_REASONING = "reasoning has no bound here"
+_CHAT = "only /v1/chat/completions has tools"
 _SESSION = "every request stands for itself; its prefix is cached anyway"
 _STOPS = "use stop or stop_token_ids"
 _TEMPLATE = "the chat template is the model's"
-_TOOLS = "tool calls are not parsed yet"
+_TOOLS = "use tools and tool_choice"
 
 HARMLESS = frozenset(
     {
@@ -44,7 +44,6 @@ HARMLESS = frozenset(
         "cache_control",
         "log_metrics",
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "refusal",
@@ -73,29 +72,25 @@ UNBUILT: dict[str, Unbuilt] = {
     "truncate_prompt_tokens": Unbuilt("a prompt that is too long is refused"),
     "video_data": Unbuilt(_MEDIA, ([],)),
     # Tools and reasoning
-    "function_call": Unbuilt(_TOOLS, ("none", "auto")),
-    "functions": Unbuilt(_TOOLS, ([],)),
-    "include_reasoning": Unbuilt(_REASONING, (True, False)),
+    "function_call": Unbuilt(_TOOLS),
+    "functions": Unbuilt(_TOOLS),
+    "include_reasoning": Unbuilt("text is not parsed here", (True,)),
     "max_thinking_tokens": Unbuilt(_REASONING),
-    "separate_reasoning": Unbuilt(_REASONING, (True, False)),
-    "tool_call_id": Unbuilt(_TOOLS),
-    "tool_calls": Unbuilt(_TOOLS, ([],)),
-    "tool_choice": Unbuilt(_TOOLS, ("none", "auto")),
-    "tools": Unbuilt(_TOOLS, ([],)),
+    "parallel_tool_calls": Unbuilt(_CHAT),
+    "separate_reasoning": Unbuilt("text is not parsed here", (False,)),
+    "thinking_token_budget": Unbuilt(_REASONING),
+    "tool_choice": Unbuilt(_CHAT, ("none",)),
+    "tools": Unbuilt(_CHAT, ([],)),
     "verbosity": Unbuilt("the model has no such control", ("medium",)),
     "web_search_options": Unbuilt("there is no web search"),
     # Structured output
-    "allowed_token_ids": Unbuilt(_GRAMMAR),
-    "ebnf": Unbuilt(_GRAMMAR),
-    "guided_choice": Unbuilt(_GRAMMAR),
-    "guided_grammar": Unbuilt(_GRAMMAR),
-    "guided_json": Unbuilt(_GRAMMAR),
-    "guided_regex": Unbuilt(_GRAMMAR),
-    "json_schema": Unbuilt(_GRAMMAR),
-    "regex": Unbuilt(_GRAMMAR),
-    "response_format": Unbuilt(_GRAMMAR, ({"type": "text"},)),
-    "structural_tag": Unbuilt(_GRAMMAR),
-    "structured_outputs": Unbuilt(_GRAMMAR),
+    "allowed_token_ids": Unbuilt("use logit_bias, or a constraint"),
+    "guided_choice": Unbuilt("use structured_outputs.choice"),
+    "guided_decoding_backend": Unbuilt("the server chooses it: --grammar-backend"),
+    "guided_grammar": Unbuilt("use structured_outputs.grammar"),
+    "guided_json": Unbuilt("use structured_outputs.json"),
+    "guided_regex": Unbuilt("use structured_outputs.regex"),
+    "guided_whitespace_pattern": Unbuilt("use structured_outputs.whitespace_pattern"),
     # Sampling
     "bad_words": Unbuilt("use logit_bias", ([],)),
     "beam_width": Unbuilt(_BEAMS),
@@ -119,6 +114,13 @@ UNBUILT: dict[str, Unbuilt] = {
     "spaces_between_special_tokens": Unbuilt("no spaces are added", (True,)),
     "stream_interval": Unbuilt("events come as soon as the client reads them"),
     "token_ids_logprob": Unbuilt("use top_logprobs_num", ([],)),
+    # Agents' APIs
+    "container": Unbuilt("tools run at the client"),
+    "context_management": Unbuilt(_SESSION),
+    "conversation": Unbuilt(_SESSION),
+    "max_tool_calls": Unbuilt("tools run at the client"),
+    "mcp_servers": Unbuilt("tools run at the client", ([],)),
+    "previous_response_id": Unbuilt(_SESSION),
     # Where and when it runs
     "background": Unbuilt("the answer comes with the call", (False,)),
     "bootstrap_host": Unbuilt(_PARALLEL),

@@ -4,11 +4,12 @@ A family (families/) reads config.json into a `ModelSpec`; models/decoder.py bui
 it. A layer is a mixer and a feed-forward; the type and the values of their records pick the blocks
 that it is built of, never the name of a family."""
 
-from .attention import AllHeadsNorm, Gqa, HeadNorm, PositionScale, QkNorm, Rope
+from .attention import AllHeadsNorm, Gqa, HeadNorm, Mla, PositionScale, QkNorm, Rope
 from .feed_forward import (
     Activation,
     ClampedSwiGlu,
     GroupedRouter,
+    GroupedSoftmaxRouter,
     Mlp,
     Moe,
     Router,
@@ -26,10 +27,12 @@ __all__ = [
     "FeedForward",
     "Gqa",
     "GroupedRouter",
+    "GroupedSoftmaxRouter",
     "HeadNorm",
     "Layer",
     "LayerNorm",
     "Mixer",
+    "Mla",
     "Mlp",
     "ModelSpec",
     "Moe",

@@ -66,3 +66,30 @@ class Gqa:
     softcap: float | None = None
     sinks: bool = False
     position_scale: PositionScale | None = None
+
+    def kv_heads_per_rank(self, ranks: int) -> int:
+        """KV heads are split over the ranks, or repeated where there are fewer heads than ranks."""
+        return max(1, self.num_kv_heads // ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434). Of a token the cache holds
+    `latent_dim` values, normed, from which each head's key and value are products, and `rope_dim`
+    rotary values that all heads share.
+
+    A head's query and key have `nope_dim` elements without positions, then `rope_dim` rotary ones;
+    its value has `value_dim`. Scores are multiplied by `scale`. `query_latent_dim`: queries too are
+    a product of so many normed latent values; None: of the hidden state. `norm`: of the latent
+    values. `bias`: the products that lead to latent values, and the output, have one."""
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    latent_dim: int
+    query_latent_dim: int | None
+    rope: Rope
+    scale: float
+    norm: RmsNorm
+    bias: bool = False

@@ -53,7 +53,18 @@ class GroupedRouter:
     scaling: float = 1.0
 
 
-Router = SoftmaxRouter | SigmoidRouter | GroupedRouter
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedSoftmaxRouter:
+    """SoftmaxRouter over all experts, of which those in the `top_groups` best of `num_groups` equal
+    ranges are chosen; a range is as good as its best. The weights are multiplied by `scaling`."""
+
+    top_k: int
+    num_groups: int = 1
+    top_groups: int = 1
+    scaling: float = 1.0
+
+
+Router = SoftmaxRouter | SigmoidRouter | GroupedRouter | GroupedSoftmaxRouter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

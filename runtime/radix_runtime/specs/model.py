@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .attention import Gqa
+from .attention import Gqa, Mla
 from .feed_forward import Mlp, Moe
 from .norm import Norm
 
-Mixer = Gqa
+Mixer = Gqa | Mla
 FeedForward = Mlp | Moe
 
 
@@ -49,9 +49,9 @@ class ModelSpec:
     logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
-        shapes = {(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in self.layers}
-        if len(shapes) != 1:
-            raise ConfigError("config.json: layers with KV caches of several shapes")
+        latent = [isinstance(layer.mixer, Mla) for layer in self.layers]
+        if any(latent) and not all(latent):
+            raise ConfigError("config.json: latent attention in some layers only is not supported")
 
     @property
     def num_layers(self) -> int:
@@ -59,24 +59,22 @@ class ModelSpec:
         return len(self.layers)
 
     @property
-    def num_kv_heads(self) -> int:
-        """The KV heads of every layer."""
-        return self.layers[0].mixer.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """The elements of a key, and of a value, of every layer."""
-        return self.layers[0].mixer.head_dim
+    def keeps_latents(self) -> bool:
+        """Whether the cache holds latent values instead of keys and values."""
+        return isinstance(self.layers[0].mixer, Mla)
 
     def check_tp(self, tp_size: int) -> None:
         """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
         for layer in self.layers:
-            heads = layer.mixer.num_heads
-            kv_heads = layer.mixer.num_kv_heads
-            _require_division(tp_size, heads, "attention heads")
+            _require_division(tp_size, layer.mixer.num_heads, "attention heads")
             _check_feed_forward(tp_size, layer.feed_forward)
-            if kv_heads % tp_size and tp_size % kv_heads:
-                raise ConfigError(f"--tp-size {tp_size} does not fit {kv_heads} KV heads")
+            if isinstance(layer.mixer, Gqa):
+                _check_kv_heads(tp_size, layer.mixer.num_kv_heads)
+
+
+def _check_kv_heads(tp_size: int, kv_heads: int) -> None:
+    if kv_heads % tp_size and tp_size % kv_heads:
+        raise ConfigError(f"--tp-size {tp_size} does not fit {kv_heads} KV heads")
 
 
 def _check_feed_forward(tp_size: int, block: FeedForward) -> None:

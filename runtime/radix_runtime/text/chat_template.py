@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, refusal
-from ..hub import read_json
+from ..hub import model_json
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -20,9 +21,10 @@ Messages = Sequence[Mapping[str, Any]]
 class ChatTemplate:
     """A model's or the operator's Jinja template, rendered in Jinja's immutable sandbox.
 
-    It sees what transformers gives a template: the special tokens, `tools` and `documents` (None),
-    `raise_exception`, `strftime_now`, the filter `tojson` and the tag `{% generation %}`.
-    `variables` are the names it reads besides those. Raises ConfigError on a syntax error.
+    It sees what transformers gives a template: the special tokens, `tools` (None without),
+    `documents` (None), `raise_exception`, `strftime_now`, the filter `tojson` and the tag
+    `{% generation %}`. `source` is its text, `variables` are the names it reads besides those.
+    `takes_tools`: it writes tools into the prompt. Raises ConfigError on a syntax error.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -31,18 +33,44 @@ class ChatTemplate:
         )
         env.filters["tojson"] = _to_json
         env.globals.update(special_tokens)
-        env.globals["tools"] = None
-        env.globals["documents"] = None
         env.globals["raise_exception"] = _raise_exception
         env.globals["strftime_now"] = _strftime_now
         try:
             self._template = env.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(env.parse(source)))
+            names = meta.find_undeclared_variables(env.parse(source))
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
+        self.source = source
+        self.special_tokens = special_tokens
+        self.takes_tools = "tools" in names
+        self.variables = frozenset(names - {"tools", "documents"})
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether it writes the arguments of a call only if they are text."""
+        try:
+            self._template.render(messages=_EXAMPLE, add_generation_prompt=True, tools=None)
+        except TemplateError:
+            return False
+        except Exception:  # it adds them to a text
+            return True
+        return False
+
+    def _adapted(self, messages: Messages) -> Messages:
+        """The messages with calls and reasoning in the form that this template takes."""
+        if any("tool_calls" in message for message in messages) and self._takes_text:
+            messages = _with_text(messages)
+        if _THINKING in self.source:
+            messages = _with_thinking(messages)
+        return messages
 
     def render(
-        self, messages: Messages, *, add_generation_prompt: bool = True, **options: Any
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> str:
         """The prompt of a conversation; `options` are further variables of the template.
 
@@ -50,13 +78,63 @@ class ChatTemplate:
         """
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **options
+                messages=self._adapted(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                documents=None,
+                **options,
             )
         except TemplateError as error:
             message = f"the chat template refuses these messages: {error.message or ''}"[:200]
+        except MemoryError:
+            raise
         except Exception:  # a template fails as Python does on shapes it does not expect
             message = "the chat template cannot render these messages"
         raise refusal("chat_template_error", message, "messages")
+
+
+_EXAMPLE = (  # a conversation with a call
+    {"role": "user", "content": "?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call00000",
+                "type": "function",
+                "function": {"name": "f", "arguments": {"a": 1}},
+            }
+        ],
+    },
+    {"role": "tool", "content": "1", "tool_call_id": "call00000"},
+)
+
+
+def _with_text(messages: Messages) -> Messages:
+    """The messages with the arguments of calls as JSON texts."""
+    found = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            if not isinstance(function["arguments"], str):
+                function = {**function, "arguments": _to_json(function["arguments"])}
+            calls.append({**call, "function": function})
+        found.append({**message, "tool_calls": calls} if calls else message)
+    return found
+
+
+_THINKING = "message.thinking"  # as gpt-oss calls reasoning, which it takes beside calls alone
+
+
+def _with_thinking(messages: Messages) -> Messages:
+    found = []
+    for message in messages:
+        thought = message.get("reasoning_content")
+        if thought and message.get("tool_calls") and not message["content"]:
+            message = {**message, "thinking": thought}
+        found.append(message)
+    return found
 
 
 class _Generation(Extension):
@@ -97,7 +175,7 @@ def find_template(
             raise ConfigError(f"cannot read the chat template: {error}") from error
     found = tokenizer_config.get("chat_template")
     if not found:
-        found = read_json(directory / "chat_template.json").get("chat_template")
+        found = model_json(directory, "chat_template.json").get("chat_template")
     if isinstance(found, list):  # several templates, each with a name
         templates = {entry.get("name"): entry.get("template") for entry in found}
         found = templates.get("default")

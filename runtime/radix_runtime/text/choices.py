@@ -41,10 +41,11 @@ class Choices:
         if delta.prompt_logprobs is not None:
             for sibling in range(first, first + self.request_of[first].sampling.n):
                 self.prompt_logprobs[sibling] = delta.prompt_logprobs
-        if choice in self.pieces:
-            merge(self.pieces[choice], delta)
-        else:
+        piece = self.pieces.get(choice)
+        if piece is None:
             self.pieces[choice] = delta
+        else:
+            merge(piece, delta)
         if delta.finish is not None:
             self.unfinished -= 1
         return choice
@@ -57,9 +58,11 @@ def merge(into: TextDelta, new: TextDelta) -> None:
     into.finish = new.finish
     into.completion_tokens = new.completion_tokens
     into.cached_tokens = into.cached_tokens or new.cached_tokens
+    if new.logprobs is None:
+        return
     if into.logprobs is None:
         into.logprobs = new.logprobs
-    elif new.logprobs is not None:
+    else:
         into.logprobs.extend(new.logprobs)
 
 

@@ -1,13 +1,14 @@
 """Messages of a conversation: as clients give them, and as chat templates take them."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from ..errors import refusal
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -17,13 +18,35 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text: str
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message of a conversation; parts of its content are TextPart. `None` means left out."""
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The function of a call; `arguments` is a JSON text."""
 
+    name: str
+    arguments: str = ""
+
+
+class MessageCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call that the assistant has made."""
+
+    nested: ClassVar[Mapping[str, type]] = {"function": CalledFunction}
+    id: str
+    type: str = "function"
+    function: CalledFunction
+    index: int | None = None  # as the deltas of a stream have it
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message of a conversation; parts of its content are TextPart. `reasoning` is another name
+    of `reasoning_content`. `None` means left out."""
+
+    nested: ClassVar[Mapping[str, type]] = {"content": TextPart, "tool_calls": MessageCall}
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -58,20 +81,63 @@ def _read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as a chat template takes them, content as one string. Raises RequestError."""
     result = []
+    known: set[str] = set()  # ids of the calls so far
     for i, message in enumerate(messages):
+        where = f"messages[{i}]"
         if message.role not in ROLES:
-            code = "unsupported_parameter" if message.role == "tool" else "invalid_value"
-            raise refusal(code, f"role must be one of {', '.join(ROLES)}", f"messages[{i}].role")
-        entry = {
+            raise refusal(
+                "invalid_value", f"role must be one of {', '.join(ROLES)}", f"{where}.role"
+            )
+        _check_fields(message, known, where)
+        entry: dict[str, Any] = {
             "role": "system" if message.role == "developer" else message.role,
-            "content": _text_of(message, f"messages[{i}].content"),
+            "content": _text_of(message, f"{where}.content"),
         }
         if message.name is not None:
             entry["name"] = message.name
-        if message.reasoning_content is not None:
-            entry["reasoning_content"] = message.reasoning_content
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning is not None:
+            entry["reasoning_content"] = reasoning
+        if message.tool_calls:
+            known.update(call.id for call in message.tool_calls)
+            entry["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            entry["tool_call_id"] = message.tool_call_id
         result.append(entry)
     return result
+
+
+def _check_fields(message: ChatMessage, known: set[str], where: str) -> None:
+    """Raises RequestError unless the fields about calls fit the role. `known` are the ids of the
+    calls before this message."""
+    if message.tool_calls and message.role != "assistant":
+        raise refusal("invalid_value", "only the assistant has tool_calls", f"{where}.tool_calls")
+    for i, call in enumerate(message.tool_calls or ()):
+        if call.type != "function":
+            where = f"{where}.tool_calls[{i}].type"
+            raise refusal("unsupported_parameter", "only calls of functions are supported", where)
+    where = f"{where}.tool_call_id"
+    if message.role != "tool":
+        if message.tool_call_id is not None:
+            raise refusal("invalid_value", "only messages of role tool have tool_call_id", where)
+    elif message.tool_call_id is None:
+        raise refusal("missing_field", f"{where} is required", where)
+    elif message.tool_call_id not in known:
+        raise refusal("invalid_value", "no message before has a tool call of this id", where)
+
+
+def _template_call(call: MessageCall) -> dict[str, Any]:
+    """A call as chat templates take it: the arguments are an object. Those that are no JSON object,
+    as an answer that was cut may have them, stay text."""
+    arguments: Any = call.function.arguments
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        arguments = value
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _text_of(message: ChatMessage, where: str) -> str:

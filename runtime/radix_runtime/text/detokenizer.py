@@ -5,12 +5,25 @@
 # it, are dropped in `_convert`.
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .. import messages as m
+from ..sampling_params import SamplingParams
 from .text_stream import TextStream
 from .tokenizer import Tokenizer
 
 IDLE_WAIT = 1.0  # seconds between two heartbeats of an idle process
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A choice that has begun and not ended."""
+
+    rid: str
+    number: int  # of the choice in its request
+    stream: int | None  # its number in StreamTokens
+    cached_tokens: int
+    text: TextStream
 
 
 class Detokenizer:
@@ -22,8 +35,9 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._inbox = inbox
         self._outbox = outbox
-        # Of the choices that have begun and not ended, by (rid, choice).
-        self.streams: dict[tuple[str, int], TextStream] = {}
+        # The choices that have begun and not ended, by rid and choice, and by the stream's number.
+        self._choices: dict[str, dict[int, _Choice]] = {}
+        self._streams: dict[int, _Choice] = {}
         self._batch: list[m.TextDelta] = []
 
     def run(self, should_stop: Callable[[], bool], beat: Callable[[], None]) -> None:
@@ -38,6 +52,8 @@ class Detokenizer:
         messages = self._inbox.receive()
         for message in messages:
             if isinstance(message, m.TokenBatch):
+                if message.tokens is not None:
+                    self._convert_tokens(message.tokens)
                 for delta in message.deltas:
                     self._convert(delta)
             elif isinstance(message, m.RequestFailed):
@@ -52,48 +68,88 @@ class Detokenizer:
             self._outbox.send(m.TextBatch(batch))
         self._batch = []
 
+    @property
+    def num_open(self) -> int:
+        """Choices that have begun and not ended."""
+        return sum(len(choices) for choices in self._choices.values())
+
     def _fail(self, message: m.RequestFailed) -> None:
-        ended = [key for key in self.streams if key[0] == message.rid]
-        for key in ended:
-            del self.streams[key]
+        for choice in list(self._choices.get(message.rid, {}).values()):
+            self._forget(choice)
         self._flush()
         self._outbox.send(message)
 
+    def _begin(self, delta: m.TokenDelta, sampling: SamplingParams) -> None:
+        context = m.unpack_ids(delta.input_ids or b"").tolist()
+        choice = _Choice(
+            rid=delta.rid,
+            number=delta.choice,
+            stream=delta.stream,
+            cached_tokens=delta.cached_tokens,
+            text=TextStream(tokenizer=self._tokenizer, sampling=sampling, context=context),
+        )
+        self._choices.setdefault(delta.rid, {})[delta.choice] = choice
+        if delta.stream is not None:
+            self._streams[delta.stream] = choice
+
+    def _forget(self, choice: _Choice) -> None:
+        siblings = self._choices[choice.rid]
+        del siblings[choice.number]
+        if not siblings:
+            del self._choices[choice.rid]
+        if choice.stream is not None:
+            del self._streams[choice.stream]
+
+    def _convert_tokens(self, tokens: m.StreamTokens) -> None:
+        for stream, packed, ids in tokens:
+            choice = self._streams.get(stream)
+            if choice is None:
+                continue
+            if len(ids) == 1:
+                self._add(choice, choice.text.push(ids[0]), packed)
+            else:
+                text, used = _push(choice.text, ids, hides_last=False)
+                self._add(choice, text, m.slice_ids(packed, 0, used))
+
     def _convert(self, delta: m.TokenDelta) -> None:
-        key = (delta.rid, delta.choice)
         if delta.sampling is not None:
-            context = m.unpack_ids(delta.input_ids or b"").tolist()
-            self.streams[key] = TextStream(
-                tokenizer=self._tokenizer, sampling=delta.sampling, context=context
-            )
-        stream = self.streams.get(key)
-        if stream is None:
+            self._begin(delta, delta.sampling)
+        choice = self._choices.get(delta.rid, {}).get(delta.choice)
+        if choice is None:
             return
         ids = m.unpack_ids(delta.ids).tolist()
-        text, used = _push(stream, ids, hides_last=_hides_last(stream, ids, delta.finish))
-        finish = delta.finish
-        if finish is not None and stream.matched is None:
-            text += stream.finish()
-        if stream.matched is not None:
+        hides_last = _hides_last(choice.text, ids, delta.finish)
+        text, used = _push(choice.text, ids, hides_last=hides_last)
+        if delta.finish is not None and choice.text.matched is None:
+            text += choice.text.finish()
+        new = self._add(choice, text, m.slice_ids(delta.ids, 0, used), delta.finish)
+        new.logprobs = None if delta.logprobs is None else delta.logprobs.head(used)
+        new.prompt_logprobs = delta.prompt_logprobs
+        new.queue_seconds = delta.queue_seconds
+
+    def _add(
+        self, choice: _Choice, text: str, ids: bytes, finish: m.FinishReason | None = None
+    ) -> m.TextDelta:
+        """What goes out of a choice: `ids` and the text that they have made final. A stop string
+        in it ends the choice; `finish` has ended it."""
+        if choice.text.matched is not None:
             if finish is None:
-                stop = m.TextStop(rid=delta.rid, choice=delta.choice, n_tokens=stream.count)
+                stop = m.TextStop(rid=choice.rid, choice=choice.number, n_tokens=choice.text.count)
                 self._outbox.send(stop)
-            finish = m.FinishReason("stop", stream.matched)
+            finish = m.FinishReason("stop", choice.text.matched)
         if finish is not None:
-            del self.streams[key]
-        self._batch.append(
-            m.TextDelta(
-                rid=delta.rid,
-                choice=delta.choice,
-                ids=m.slice_ids(delta.ids, 0, used),
-                finish=finish,
-                cached_tokens=delta.cached_tokens,
-                completion_tokens=stream.count,
-                logprobs=None if delta.logprobs is None else delta.logprobs.head(used),
-                prompt_logprobs=delta.prompt_logprobs,
-                text=text,
-            )
+            self._forget(choice)
+        delta = m.TextDelta(
+            rid=choice.rid,
+            choice=choice.number,
+            ids=ids,
+            finish=finish,
+            cached_tokens=choice.cached_tokens,
+            completion_tokens=choice.text.count,
+            text=text,
         )
+        self._batch.append(delta)
+        return delta
 
 
 def _hides_last(stream: TextStream, ids: Sequence[int], finish: m.FinishReason | None) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 
 from ..config import ServerArgs
 from ..errors import ConfigError
-from ..hub import read_json
+from ..hub import model_json
 from ..sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
@@ -48,9 +48,9 @@ class GenerationConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 def load_generation_config(
     model_dir: Path, file: str = "generation_config.json"
 ) -> GenerationConfig:
-    """Reads `file` of a model directory; all None if there is none. Raises ConfigError on a wrong
+    """Reads `file` of a model; all None if there is none. Raises ConfigError on a wrong
     type."""
-    raw = read_json(model_dir / file)
+    raw = model_json(model_dir, file)
     if raw.get("top_k") == 0:  # transformers' way to switch it off
         raw["top_k"] = -1
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..messages import FinishReason, Generate, Logprobs, TextDelta, num_ids, unpack_ids
+from ..messages import FinishReason, Generate, Logprobs, TextDelta, num_ids
 from .choices import num_scored, scored
 from .tokenizer import Tokenizer
 
@@ -11,12 +11,14 @@ from .tokenizer import Tokenizer
 def sglang_output(
     request: Generate,
     delta: TextDelta,
+    ids: list[int],
     seconds: float,
     tokenizer: Tokenizer | None,
     rows: Callable[[Iterator[Any], int], Any] = lambda entries, count: list(entries),
 ) -> dict[str, Any]:
-    """The choice as far as `delta` has it, in the shape of SGLang's /generate. `tokenizer`:
-    logprobs also give the text of tokens. `rows` makes an array of entries and their number."""
+    """The choice as far as `delta` has it, in the shape of SGLang's /generate; `ids` are those of
+    `delta`, unpacked. `tokenizer`: logprobs also give the text of tokens. `rows` makes an array of
+    entries and their number."""
     meta: dict[str, Any] = {
         "id": request.rid,
         "finish_reason": None if delta.finish is None else _finish_reason(delta, delta.finish),
@@ -33,7 +35,7 @@ def sglang_output(
             meta[f"{side}_token_logprobs"] = rows(_logprob_items(own, tokenizer), count)
             if request.top_logprobs:
                 meta[f"{side}_top_logprobs"] = rows(_top_items(logprobs, tokenizer), count)
-    return {"text": delta.text, "output_ids": unpack_ids(delta.ids).tolist(), "meta_info": meta}
+    return {"text": delta.text, "output_ids": ids, "meta_info": meta}
 
 
 def _logprob_items(

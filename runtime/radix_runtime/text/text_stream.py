@@ -38,15 +38,23 @@ class TextStream:
         self._tail = ""
         for token in context:
             self._utf8.decode(self._bytes(token))
-        self._cut_prompt = bool(self._utf8.getstate()[0])
+        self._within_character = bool(self._utf8.getstate()[0])  # the decoder holds bytes back
+        self._cut_prompt = self._within_character
 
-    def push(self, token: int, *, hidden: bool = False) -> str:
+    def push(self, token: int, hidden: bool = False) -> str:
         """The text that is now safe to show. A `hidden` token counts and shows nothing."""
         self.count += 1
         if hidden:
             return self._show(self._utf8.decode(b""))
+        if self._tokenizer is None:
+            return ""
+        if not self._within_character:
+            text = self._tokenizer.whole_text(token)
+            if text:
+                return self._show(text)
         raw = self._bytes(token)
         text = self._show(self._utf8.decode(raw))
+        self._within_character = bool(self._utf8.getstate()[0])
         if not raw:
             text += self._end_by_special(token)
         return text
@@ -59,7 +67,7 @@ class TextStream:
     def _bytes(self, token: int) -> bytes:
         if self._tokenizer is None:
             return b""
-        if self.sampling.skip_special_tokens and token in self._tokenizer.special_ids:
+        if self.sampling.hides(token, self._tokenizer.special_ids):
             return b""
         return self._tokenizer.id_to_bytes(token)
 

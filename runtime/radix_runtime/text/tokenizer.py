@@ -3,18 +3,32 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tokenizers
 
+from ..config import ServerArgs
 from ..errors import ConfigError, refusal
+from ..gguf import is_gguf, open_gguf
 from ..hub import read_json
 from .chat_template import ChatTemplate, Messages, find_template
+from .gguf_tokenizer import gguf_tokenizer
+from .segments import SegmentedEncoder
 
+_PROMPT_END = 64  # characters of a prompt that tell how its answer begins
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's byte fallback
+_IDS_ONLY = "--skip-tokenizer-init serves token ids without one"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class ChatPrompt(NamedTuple):
+    """The ids of a conversation, and the end of its text, by which its answer is parsed."""
+
+    ids: list[int]
+    end: str
 
 
 class Tokenizer:
@@ -46,6 +60,10 @@ class Tokenizer:
         self.chat_template = ChatTemplate(chat_template, special) if chat_template else None
         self._style = _byte_style(json.loads(backend.to_str()))
         self._bytes = {index: token.content.encode() for index, token in added.items()}
+        self._whole: dict[int, str] = {}
+        self._segments = SegmentedEncoder(
+            partial(self.encode, add_special_tokens=False), added.values()
+        )
         self._prefix: list[int] = []
         if self.bos_token_id is not None and self._lacks_bos(config):
             self._prefix.append(self.bos_token_id)
@@ -80,15 +98,39 @@ class Tokenizer:
             raise refusal("chat_template_error", "this model has no chat template", "messages")
         return self.chat_template.render(messages, **options)
 
+    def encode_chat(self, text: str) -> ChatPrompt:
+        """The prompt that `render_chat` has written, as token ids."""
+        ids = self._segments.encode(text)
+        return ChatPrompt(ids=ids, end=text[-_PROMPT_END:])
+
     def apply_chat_template(self, messages: Messages, **options: Any) -> list[int]:
         """The prompt of a conversation as token ids; options and errors of `render_chat`."""
-        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+        return self.encode_chat(self.render_chat(messages, **options)).ids
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token by its name, None if there is none."""
+        return self._backend.token_to_id(token)
+
+    def definition(self) -> str:
+        """The content of its tokenizer.json."""
+        return str(self._backend.to_str())
 
     def id_to_bytes(self, token_id: int) -> bytes:
         """The raw bytes that a token stands for (a special token: its text); b"" if unknown."""
         if token_id not in self._bytes:
             self._bytes[token_id] = self._token_bytes(token_id)
         return self._bytes[token_id]
+
+    def whole_text(self, token_id: int) -> str:
+        """The text of a token that is not special and has whole characters; "" for others."""
+        text = self._whole.get(token_id)
+        if text is None:
+            text = ""
+            if token_id not in self.special_ids:
+                with suppress(UnicodeDecodeError):
+                    text = self.id_to_bytes(token_id).decode()
+            self._whole[token_id] = text
+        return text
 
     def id_to_text(self, token_id: int) -> str:
         """The text of one token; U+FFFD where it holds only a part of a character."""
@@ -108,29 +150,53 @@ class Tokenizer:
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """Length of the longest token: a text of more than k times this has more than k tokens."""
+        """Bytes of the longest token."""
         return max(1, *(len(self.id_to_bytes(i)) for i in range(self.vocab_size)))
+
+    @property
+    def max_token_length(self) -> int:
+        """Characters that one token may stand for: a text of more than k times this has more than k
+        tokens."""
+        return self.max_token_bytes * (4 if self.changes_length else 1)
+
+
+def has_tokenizer(model: Path) -> bool:
+    """Whether a model's directory or GGUF file comes with a tokenizer."""
+    if is_gguf(model):
+        return open_gguf(model).metadata.get("tokenizer.ggml.model", "none") != "none"
+    return any((model / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer of a directory. `chat_template` is the path of a template that replaces the
-    model's. Raises ConfigError."""
+    """The tokenizer of a directory or of a GGUF file. `chat_template` is the path of a template
+    that replaces the model's. Raises ConfigError."""
     directory = Path(path)
-    config = {
-        **read_json(directory / "special_tokens_map.json"),
-        **read_json(directory / "tokenizer_config.json"),
-    }
+    if is_gguf(directory):
+        backend, config = gguf_tokenizer(open_gguf(directory))
+    else:
+        backend = _load_backend(directory)
+        config = {
+            **read_json(directory / "special_tokens_map.json"),
+            **read_json(directory / "tokenizer_config.json"),
+        }
     return Tokenizer(
-        _load_backend(directory),
+        backend,
         config=config,
         chat_template=find_template(directory, config, override=chat_template),
     )
 
 
+def served_tokenizer(args: ServerArgs) -> Tokenizer | None:
+    """The tokenizer of the settings; None with --skip-tokenizer-init. Raises ConfigError."""
+    if args.skip_tokenizer_init:
+        return None
+    return load_tokenizer(args.tokenizer_path or args.model_path or "", args.chat_template)
+
+
 def _load_backend(directory: Path) -> tokenizers.Tokenizer:
     patterns = ("tokenizer.json", "*.model", "vocab*")
     if not any(any(directory.glob(pattern)) for pattern in patterns):
-        raise ConfigError(f"{directory} has no tokenizer (tokenizer.json)")
+        raise ConfigError(f"{directory} has no tokenizer (tokenizer.json); {_IDS_ONLY}")
     definition = directory / "tokenizer.json"
     try:
         if definition.is_file():

@@ -1,0 +1,68 @@
+"""Name rules: from the tensors of a GGUF file to those of a checkpoint of the same family, whose
+own rules come after them."""
+
+from collections.abc import Sequence
+
+from ..families.names import Drop, Rename, Rule, Unstack
+from .views import Row, Shift, SplitHeadPairs
+
+_TENSORS = (
+    Drop(r"^rope_(freqs|factors_long|factors_short)\.|\.attn_rot_embd\."),  # keys.py reads them
+    Rename(r"^token_embd\.", "model.embed_tokens."),
+    Rename(r"^output_norm\.", "model.norm."),
+    Rename(r"^output\.", "lm_head."),
+    Rename(r"^blk\.(\d+)\.", r"model.layers.\1."),
+    Rename(r"\.attn_norm\.", ".input_layernorm."),
+    Rename(r"\.attn_(q|k|v|qkv)\.", r".self_attn.\1_proj."),
+    Rename(r"\.attn_output\.", ".self_attn.o_proj."),
+    Rename(r"\.attn_(q|k)_norm\.", r".self_attn.\1_norm."),
+    Rename(r"\.ffn_(gate|up|down)\.(?!\d)", r".mlp.\1_proj."),
+)
+_EXPERTS = (
+    Rename(r"\.ffn_gate_inp\.", ".mlp.gate."),
+    Rename(r"\.ffn_(gate|up|down)\.(\d+)\.", r".mlp.experts.\2.\1_proj."),  # files of early 2024
+    Unstack(r"\.ffn_(gate|up|down)_exps\.", r".mlp.experts.{}.\1_proj."),
+    Rename(r"\.ffn_(gate|up|down)_shexp\.", r".mlp.shared_expert.\1_proj."),
+    Rename(r"\.ffn_gate_inp_shexp\.", ".mlp.shared_expert_gate."),
+    Row(r"\.shared_expert_gate\.weight$"),
+)
+_PRE_NORMS = (Rename(r"\.ffn_norm\.", ".post_attention_layernorm."),)
+_POST_NORMS = (
+    Rename(r"\.post_attention_norm\.", ".post_attention_layernorm."),
+    Rename(r"\.post_ffw_norm\.", ".post_feedforward_layernorm."),
+)
+
+
+def pre_norm_names() -> Sequence[Rule]:
+    """A norm before each block."""
+    return (*_TENSORS, *_EXPERTS, *_PRE_NORMS)
+
+
+def paired_names(*, heads: int, kv_heads: int) -> Sequence[Rule]:
+    """The same, with the rows of queries and keys in llama.cpp's order."""
+    return (
+        *pre_norm_names(),
+        SplitHeadPairs(r"\.q_proj\.", heads=heads),
+        SplitHeadPairs(r"\.k_proj\.", heads=kv_heads),
+    )
+
+
+def post_norm_names() -> Sequence[Rule]:
+    """A norm after each block."""
+    return (*_TENSORS, *_POST_NORMS)
+
+
+def gemma_names() -> Sequence[Rule]:
+    """Norms before and after each block. The files hold weights, checkpoints weights less one."""
+    return (
+        *_TENSORS,
+        Rename(r"\.ffn_norm\.", ".pre_feedforward_layernorm."),
+        *_POST_NORMS,
+        Shift(r"norm\.weight$", by=-1.0),
+    )
+
+
+def fused_names() -> Sequence[Rule]:
+    """Phi-3: gate and up in one tensor, called after the latter."""
+    fused = Rename(r"\.mlp\.up_proj\.", ".mlp.gate_up_proj.")
+    return (*_TENSORS, *_PRE_NORMS, fused)

@@ -1,0 +1,231 @@
+"""The process that keeps the matchers of constrained answers and computes their masks."""
+
+import json
+import mmap
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..constraint import Constraint
+from ..errors import RequestError
+from .backend import Advance, GrammarBackend, Matcher
+from .frames import (
+    Accepted,
+    Close,
+    Evicted,
+    Fill,
+    Filled,
+    Frame,
+    Hello,
+    Open,
+    Refused,
+    pack_frame,
+    read_frame,
+)
+from .registry import grammar_backends
+
+_BUILDER_NICENESS = 10  # masks come before new grammars
+_BUILDER_STACK = 64 << 20  # more than a compiler's: what that has passed must not crash here
+_LEAST_BYTES = 64 << 10  # that a grammar counts for
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_ALL = np.uint32(0xFFFFFFFF)
+
+
+class GrammarCache:
+    """Compiled grammars that no answer has moved on, least recently used ones going first, up to
+    `capacity` bytes. A grammar counts for what the process has grown by while it was compiled."""
+
+    def __init__(self, backend: GrammarBackend, capacity: int) -> None:
+        self._backend = backend
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[bytes, tuple[Matcher, int]] = OrderedDict()
+        self._bytes = 0
+
+    def find(self, key: bytes) -> Matcher | None:
+        """A new matcher of a grammar that is at hand."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0].copy()
+
+    def build(self, constraint: Constraint) -> tuple[Matcher, list[bytes]]:
+        """A new matcher, and the keys of what had to go. Raises RequestError."""
+        key = constraint.key
+        found = self.find(key)
+        if found is not None:
+            return found, []
+        before = _resident_bytes()
+        base = self._backend.compile(constraint).matcher
+        size = max(_LEAST_BYTES, _resident_bytes() - before)
+        evicted = []
+        with self._lock:
+            self._entries[key] = (base, size)
+            self._bytes += size
+            while self._bytes > self._capacity and len(self._entries) > 1:
+                oldest, (_, freed) = self._entries.popitem(last=False)
+                self._bytes -= freed
+                evicted.append(oldest)
+        return base.copy(), evicted
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A matcher and what its masks must hold back; None until it is built, or if it cannot be."""
+
+    opened: Open
+    matcher: Matcher | None = None
+    length: int = 0
+    ready: threading.Event = field(default_factory=threading.Event)
+
+
+class MaskServer:
+    """Answers the frames of a Masker. `rows` are the masks in shared memory, `at_work` the word
+    that names a matcher which works alone."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        hello: Hello,
+        rows: np.ndarray,
+        at_work: np.ndarray,
+    ) -> None:
+        self._connection = connection
+        self._rows = rows
+        self._at_work = at_work
+        self._backend = grammar_backends.get(hello.backend)(hello.vocabulary, hello.threads)
+        self._cache = GrammarCache(self._backend, hello.cache_bytes)
+        self._answers: dict[int, _Answer] = {}
+        self._to_build: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._send_lock = threading.Lock()
+        threading.stack_size(_BUILDER_STACK)
+        threading.Thread(target=self._build_all, name="builder", daemon=True).start()
+
+    def handle(self, frame: Frame) -> None:
+        """Does what a frame asks for."""
+        match frame:
+            case Open():
+                self._open(frame)
+            case Close(jobs):
+                for job in jobs:
+                    self._answers.pop(job, None)
+            case Fill():
+                self._fill(frame)
+            case _:
+                raise TypeError(f"a masker got a {type(frame).__name__}")
+
+    def _open(self, frame: Open) -> None:
+        answer = self._answers[frame.job] = _Answer(frame)
+        if frame.alone:
+            self._at_work[0] = frame.job
+            frames = self._build(answer)
+            self._at_work[0] = 0
+            self._send(*frames)
+            return
+        matcher = self._cache.find(frame.constraint.key)
+        if matcher is None:
+            self._to_build.put(answer)
+        else:
+            self._send(self._start(answer, matcher))
+
+    def _build_all(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BUILDER_NICENESS)
+        while True:
+            self._send(*self._build(self._to_build.get()))
+
+    def _build(self, answer: _Answer) -> list[Frame]:
+        """Compiles the grammar of an answer, and what is to be told then."""
+        try:
+            matcher, evicted = self._cache.build(answer.opened.constraint)
+        except RequestError as error:
+            answer.ready.set()
+            return [Refused.of(answer.opened.job, error)]
+        frames: list[Frame] = [Evicted(evicted)] if evicted else []
+        return [*frames, self._start(answer, matcher)]
+
+    def _start(self, answer: _Answer, matcher: Matcher) -> Accepted:
+        matcher.accept(answer.opened.ids)
+        answer.length = len(answer.opened.ids)
+        answer.matcher = matcher
+        answer.ready.set()
+        return Accepted(answer.opened.job)
+
+    def _fill(self, frame: Fill) -> None:
+        advances: list[Advance] = []
+        answers: dict[int, _Answer] = {}  # by row
+        for fill in frame.rows:
+            answer = self._answers.get(fill.job)
+            if answer is not None:
+                answer.ready.wait()
+            if answer is None or answer.matcher is None:  # it has ended, or was refused
+                self._rows[fill.row] = _ALL
+                continue
+            answer.length += len(fill.ids)
+            answers[fill.row] = answer
+            advances.append(Advance(matcher=answer.matcher, ids=fill.ids, row=fill.row))
+        if frame.alone:
+            for advance in advances:
+                self._at_work[0] = answers[advance.row].opened.job
+                self._backend.fill([advance], self._rows)
+                self._at_work[0] = 0
+        elif advances:
+            self._backend.fill(advances, self._rows)
+        failed = {}
+        for row, answer in answers.items():
+            assert answer.matcher is not None
+            error = answer.matcher.error
+            if error is not None:
+                self._rows[row] = _ALL
+                failed[answer.opened.job] = error
+            elif answer.length < answer.opened.min_tokens:
+                hold_back(self._rows[row], answer.opened.stop_ids)
+        self._send(Filled(frame.number, failed))
+
+    def _send(self, *frames: Frame) -> None:
+        data = b"".join(pack_frame(frame) for frame in frames)
+        with self._send_lock:
+            self._connection.sendall(data)
+
+
+def hold_back(mask: np.ndarray, ids: list[int]) -> None:
+    """Takes `ids` out of a mask, uint32 [words], unless it allows nothing else."""
+    kept = mask.copy()
+    for token in ids:
+        kept[token // 32] &= ~np.uint32(1 << token % 32)
+    if kept.any():
+        mask[:] = kept
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def main() -> None:
+    """Answers until the process that uses this one has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its business
+    options: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    with socket.socket(fileno=options["socket"]) as connection:
+        try:
+            hello = read_frame(connection)
+            assert isinstance(hello, Hello)
+            words = hello.vocabulary.mask_words
+            size = 4 * (1 + hello.mask_rows * words)
+            memory = np.frombuffer(mmap.mmap(options["memory"], size), np.uint32)
+            rows = memory[1:].reshape(hello.mask_rows, words)
+            server = MaskServer(connection, hello=hello, rows=rows, at_work=memory[:1])
+            while True:
+                server.handle(read_frame(connection))
+        except (EOFError, OSError):
+            os._exit(0)  # the threads need not end first

@@ -1,0 +1,182 @@
+"""Multi-head latent attention: the latent cache, absorbed decode, un-absorbed prefill."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..attention.base import LatentSpec
+from ..batch import ForwardBatch
+from ..specs import Mla
+from .base import BuildContext, Layer
+from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from .norm import build_norm
+
+
+class HeadProducts(nn.Module):
+    """A product of its own for each head: weights [H, out, in], packed on the CPU."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        super().__init__()
+        self._out_features = weights.shape[1]
+        self.packed: list[ops.PackedWeight] = []
+        self.stacked: torch.Tensor | None = None
+        if weights.device.type == "cpu":
+            self.packed = [ops.pack_weight(weight.contiguous()) for weight in weights]
+        else:
+            self.stacked = weights.transpose(1, 2).contiguous()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H, in] -> [T, H, out]."""
+        if self.stacked is not None:
+            return torch.bmm(x.transpose(0, 1), self.stacked).transpose(0, 1)
+        out = x.new_empty(*x.shape[:2], self._out_features)
+        for head, weight in enumerate(self.packed):  # a row's bits do not depend on the batch
+            ops.linear(x[:, head], weight, out=out[:, head])
+        return out
+
+
+class LatentAttention(Layer):
+    """See specs.Mla. The heads are split over the ranks, the latent values are not. `rotary`:
+    float32 [max_positions, rope_dim] (rotary.py)."""
+
+    special_ops = (
+        "apply_rope_inplace",
+        "concat_mla_k",
+        "flash_attn_varlen",
+        "gather_mla_kv",
+        "mla_decode",
+        "store_mla_kv",
+    )
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        hidden_size: int,
+        spec: Mla,
+        *,
+        layer_id: int,
+        rotary: torch.Tensor,
+    ) -> None:
+        super().__init__()
+        self._build_queries(ctx, hidden_size, spec)
+        self.kv_a_proj_with_mqa = ReplicatedLinear(
+            ctx.at("kv_a_proj_with_mqa"),
+            in_features=hidden_size,
+            out_features=spec.latent_dim + spec.rope_dim,
+            bias=spec.bias,
+        )
+        self.kv_a_layernorm = build_norm(ctx, spec.norm, spec.latent_dim)
+        self.kv_b_proj = ColumnParallelLinear(
+            ctx.at("kv_b_proj"),
+            in_features=spec.latent_dim,
+            outputs={"kv_b_proj": spec.num_heads * (spec.nope_dim + spec.value_dim)},
+        )
+        self.o_proj = RowParallelLinear(
+            ctx.at("o_proj"),
+            in_features=spec.num_heads * spec.value_dim,
+            out_features=hidden_size,
+            bias=spec.bias,
+        )
+        self.latent_spec = LatentSpec(
+            layer_id=layer_id,
+            num_heads=spec.num_heads // ctx.communicator.world_size,
+            latent_dim=spec.latent_dim,
+            rope_dim=spec.rope_dim,
+            scale=spec.scale,
+        )
+        self.absorb: HeadProducts | None = None  # queries into the space of latent values
+        self.values: HeadProducts | None = None  # attended latent values into those of the heads
+        self._spec = spec
+        self._rotary = rotary
+        self._backend = ctx.backend
+        self._dtype = ctx.dtype
+        self._device = ctx.device
+
+    def _build_queries(self, ctx: BuildContext, hidden_size: int, spec: Mla) -> None:
+        width = spec.num_heads * (spec.nope_dim + spec.rope_dim)
+        if spec.query_latent_dim is None:
+            self.q_proj = ColumnParallelLinear(
+                ctx.at("q_proj"), in_features=hidden_size, outputs={"q_proj": width}
+            )
+            return
+        size = spec.query_latent_dim
+        self.q_a_proj = ReplicatedLinear(
+            ctx.at("q_a_proj"), in_features=hidden_size, out_features=size, bias=spec.bias
+        )
+        self.q_a_layernorm = build_norm(ctx, spec.norm, size)
+        self.q_b_proj = ColumnParallelLinear(
+            ctx.at("q_b_proj"), in_features=size, outputs={"q_b_proj": width}
+        )
+
+    def complete(self) -> None:
+        """Cuts the weight of `kv_b_proj` by heads. What the unit vectors become are its columns, in
+        whatever format it is held."""
+        spec = self._spec
+        units = torch.eye(spec.latent_dim, dtype=self._dtype, device=self._device)
+        columns = self.kv_b_proj(units)
+        weight = columns.t().unflatten(0, (-1, spec.nope_dim + spec.value_dim))
+        self.absorb = HeadProducts(weight[:, : spec.nope_dim].transpose(1, 2))
+        self.values = HeadProducts(weight[:, spec.nope_dim :])
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """residual + attention of hidden, both [T, hidden_size]; stores the tokens' latent values.
+        residual's memory may become the result."""
+        spec = self._spec
+        cache = batch.kv_pool.latent[self.latent_spec.layer_id]
+        q = self._queries(hidden)
+        latent, rotary = self.kv_a_proj_with_mqa(hidden).split([spec.latent_dim, spec.rope_dim], -1)
+        # The same tensors unless the cache has another type than the model.
+        dtype = batch.kv_pool.layout.query_dtype
+        q = q.to(dtype)
+        latent = self.kv_a_layernorm(latent).to(dtype)
+        rotary = rotary.to(dtype)
+        ops.apply_rope_inplace(
+            batch.positions,
+            q[..., spec.nope_dim :],
+            rotary[:, None],
+            spec.rope_dim,
+            self._rotary,
+            is_neox=not spec.rope.interleaved,
+        )
+        ops.store_mla_kv(latent, rotary, cache, batch.slot_mapping)
+        out = hidden.new_empty(len(hidden), self.latent_spec.num_heads, spec.value_dim)
+        decoding = batch.num_decode_tokens
+        if decoding:
+            out[:decoding] = self._decode(q[:decoding], batch)
+        if decoding < len(hidden):
+            out[decoding:] = self._prefill(q[decoding:], batch)
+        return self.o_proj(out.flatten(1), residual)
+
+    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, this rank's heads, nope_dim + rope_dim]."""
+        if self._spec.query_latent_dim is None:
+            q = self.q_proj(hidden)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+        return q.unflatten(-1, (-1, self._spec.nope_dim + self._spec.rope_dim))
+
+    def _decode(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[T, heads, value_dim] of the decode entries' queries."""
+        assert self.absorb is not None and self.values is not None
+        q_nope, q_rope = q.split([self._spec.nope_dim, self._spec.rope_dim], -1)
+        q_latent = self.absorb(q_nope.to(self._dtype)).to(q.dtype)
+        attended = self._backend.decode_latents(
+            self.latent_spec, q_latent, q_rope, batch, torch.empty_like(q_latent)
+        )
+        return self.values(attended.to(self._dtype))
+
+    def _prefill(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[T, heads, value_dim] of the chunks' queries."""
+        out = q.new_empty(*q.shape[:2], self._spec.value_dim)
+        return self._backend.prefill_latents(self.latent_spec, q, self._expand, batch, out)
+
+    def _expand(self, latents: torch.Tensor) -> Any:
+        """Latent values [N, latent_dim] -> the heads' keys without positions and their values."""
+        spec = self._spec
+        both = self.kv_b_proj(latents.to(self._dtype)).to(latents.dtype)
+        heads = both.unflatten(-1, (-1, spec.nope_dim + spec.value_dim))
+        return heads.split([spec.nope_dim, spec.value_dim], -1)

@@ -1,0 +1,131 @@
+"""WeightLayer: a layer whose weight is held by a method of some format."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..families.tensor_views import TensorSource
+from ..quantization.base import meta_parameter
+from ..quantization.config import LayerKind
+from ..quantization.params import LinearShape, Outputs, ParamSpec, Part
+from .base import BuildContext, Layer
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's tensors and packed weights; what two modules share counts once."""
+    held: dict[int, Any] = {}
+    for module in model.modules():
+        for value in (*vars(module).values(), *module.parameters(False), *module.buffers(False)):
+            for each in value if isinstance(value, list) else (value,):
+                if isinstance(each, (torch.Tensor, ops.PackedWeight)):
+                    held[id(each)] = each
+    return sum(int(value.nbytes) for value in held.values())
+
+
+class WeightStack:
+    """What `count` layers of one shape hold, each of it in one tensor: `tensors`, by name, of which
+    the first dimension counts the layers."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def put(self, name: str, index: int, value: torch.Tensor) -> torch.Tensor:
+        """The place of layer `index` with a copy of its `value`; the memory of all is allocated
+        with the first."""
+        if name not in self.tensors:
+            self.tensors[name] = value.new_empty((self._count, *value.shape))
+        return self.tensors[name][index].copy_(value)
+
+
+class WeightLayer(Layer):
+    """`shape`: its outputs and inputs on this rank. The parameters that the method describes are
+    attributes of the layer until the method has repacked them; others, as `bias`, of one element
+    for each output, are the layer's own."""
+
+    def __init__(
+        self, ctx: BuildContext, shape: LinearShape, kind: LayerKind, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.method = ctx.method_for(kind, shape.parts).for_shape(shape)
+        self.special_ops = (*self.special_ops, *self.method.special_ops)
+        self.shape = shape
+        self.compute_dtype = ctx.dtype
+        self._specs: dict[str, ParamSpec] = {}
+        for spec in self.method.params(shape, ctx.dtype):
+            self.declare(spec)
+        self._of_method = tuple(self._specs)
+        self._missing = set(self._specs)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            self.declare(ParamSpec(name="bias", dims=(Outputs(),), dtype=ctx.dtype))
+        self._stack: WeightStack | None = None
+        self._stack_index = 0
+
+    def declare(self, spec: ParamSpec) -> None:
+        """A parameter of this layer, on the meta device until it is loaded."""
+        self._specs[spec.name] = spec
+        size = spec.shape_on_rank(self.shape)
+        setattr(self, spec.name, meta_parameter(*size, dtype=spec.dtype))
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The parameters that hold the weight as the checkpoint does, until they are repacked."""
+        return self._of_method
+
+    def held_bytes(self) -> int:
+        others = set(self._specs) - set(self._of_method)
+        size = sum(self.get_parameter(name).nbytes for name in others)
+        return size + self.method.held_bytes(self.shape, self.compute_dtype)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether what the method holds becomes a part of the tensors of a stack."""
+        return self._stack is not None
+
+    def put_in(self, stack: WeightStack, index: int) -> None:
+        """What the method holds will be that of layer `index` of the stack."""
+        self._stack = stack
+        self._stack_index = index
+
+    def hold(self, **values: Any) -> None:
+        """What the method keeps of its parameters from now on, tensors or packed weights by name;
+        nothing else of them stays in memory."""
+        for name in self._of_method:
+            delattr(self, name)
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                setattr(self, name, value)
+                continue
+            if self._stack is not None:
+                value = self._stack.put(name, self._stack_index, value)
+            setattr(self, name, nn.Parameter(value, requires_grad=False))
+
+    def parts(self, name: str) -> tuple[Part, ...]:
+        return self._specs[name].parts_of(self.shape)
+
+    def suffix(self, name: str) -> str:
+        return self._specs[name].suffix or name
+
+    def check_source(self, name: str, source: TensorSource, part: Part) -> None:
+        self._specs[name].check_part(self.shape, source.get_shape(), part)
+
+    def weight_loader(
+        self, name: str, param: torch.Tensor, source: TensorSource, part: Part
+    ) -> None:
+        self._specs[name].load_part(self.shape, param, source, part)
+
+    def fill_random(self, name: str, memory: torch.Tensor, generator: torch.Generator) -> None:
+        if name in self._of_method:
+            self.method.fill_random(self, name, memory, generator)
+        else:
+            super().fill_random(name, memory, generator)
+
+    def finalize(self, name: str) -> None:
+        if name not in self._of_method:
+            return
+        self._missing.remove(name)
+        if not self._missing:
+            self.method.finalize(self)

@@ -1,0 +1,157 @@
+"""Conversations of `Engine`: their prompts by the chat template, and answers as messages."""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .constraint import Constraint
+from .errors import RequestError
+from .messages import Generate
+from .sampling_params import SamplingParams
+from .text.answer_format import AnswerFormat
+from .text.answer_parser import AnswerMessage, AnswerParser, content_events
+from .text.choices import by_choice
+from .text.conversation import read_messages
+from .text.tokenizer import ChatPrompt, Tokenizer
+from .text.tools import ToolSpec, ToolUse, tool_use
+
+Messages = Sequence[Mapping[str, Any]]
+Conversations = Messages | Sequence[Messages]
+Output = dict[str, Any]
+
+
+class Chat(NamedTuple):
+    """The conversations of one call. `is_single`: one was given as such, not in a list."""
+
+    prompts: list[ChatPrompt]
+    tools: ToolUse | None
+    is_single: bool
+
+    @property
+    def input_ids(self) -> Any:
+        """The ids of the prompts, as `Engine.generate` takes them."""
+        ids = [prompt.ids for prompt in self.prompts]
+        return ids[0] if self.is_single else ids
+
+
+class ChatBuilder:
+    """Writes the prompts of conversations, and knows how answers are read. Raises ValueError for
+    what cannot be asked."""
+
+    def __init__(self, tokenizer: Tokenizer | None, format: AnswerFormat) -> None:
+        self._tokenizer = tokenizer
+        self._format = format
+
+    def chat(
+        self,
+        conversations: Conversations,
+        options: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        tool_choice: str | Mapping[str, Any] | None,
+        parallel_tool_calls: bool | None,
+    ) -> Chat:
+        """The prompts of conversations, or of a single one, by the model's chat template; `options`
+        are variables of the template, the rest is as the chat route has it."""
+        if self._tokenizer is None:
+            raise ValueError("this model has no tokenizer: pass input_ids to generate")
+        template = self._tokenizer.chat_template
+        unknown = sorted(set(options) - (template.variables if template else set()))
+        if unknown:
+            raise ValueError(f"this model's chat template has no {unknown[0]}")
+        try:
+            specs = msgspec.convert(list(tools or []), list[ToolSpec])
+            use = tool_use(specs, tool_choice, parallel=parallel_tool_calls)
+            self._format.require(use, "of this model")
+            if use is not None:
+                options = {**options, "tools": use.for_template()}
+            is_single = len(conversations) == 0 or isinstance(conversations[0], Mapping)
+            many: Iterable[Any] = [conversations] if is_single else conversations
+            prompts = [self._prompt(self._tokenizer, messages, options) for messages in many]
+        except msgspec.ValidationError as error:
+            raise ValueError(f"tools: {error}") from None
+        except RequestError as error:
+            raise ValueError(error.message) from None
+        return Chat(prompts=prompts, tools=use, is_single=is_single)
+
+    @staticmethod
+    def _prompt(tokenizer: Tokenizer, messages: Any, options: Mapping[str, Any]) -> ChatPrompt:
+        return tokenizer.encode_chat(tokenizer.render_chat(read_messages(messages), **options))
+
+    def sampling(self, given: Any, chat: Chat) -> Any:
+        """Sampling parameters of a chat, or a list of them: to the end of the context where a dict
+        leaves `max_new_tokens` out, and with the special tokens that the parsers need."""
+        if isinstance(given, list | tuple):
+            return [self.sampling(params, chat) for params in given]
+        kept = self._format.keep_special(chat.tools)
+        if isinstance(given, SamplingParams):
+            kept = [*given.keep_special, *kept]
+            return msgspec.structs.replace(given, keep_special=kept)
+        values = {"max_new_tokens": None, **(given or {})}
+        values["keep_special"] = [*(values.get("keep_special") or []), *kept]
+        return values
+
+    def constraint(
+        self, chat: Chat, prompt: ChatPrompt, given: Constraint | None
+    ) -> Constraint | None:
+        """What the answer to a prompt must look like: see AnswerFormat. Raises RequestError."""
+        return self._format.constraint(prompt.end, chat.tools, given)
+
+    def answers(self, chat: Chat, requests: Sequence[Generate], field: str) -> "ChatAnswers":
+        """The messages of the answers to `requests`, which are those of the conversations; `field`
+        is the name of the reasoning in them."""
+        parsers = []
+        for prompt, request in zip(chat.prompts, requests, strict=True):
+            for _ in range(request.sampling.n):
+                parsers.append(self._format.parser(prompt.end, chat.tools))
+        assert len(parsers) == len(by_choice(requests))
+        return ChatAnswers([_ChoiceMessage(parser, field) for parser in parsers])
+
+
+class _ChoiceMessage:
+    """The message of one choice, whose text is given again and again, longer each time."""
+
+    def __init__(self, parser: AnswerParser | None, field: str) -> None:
+        self._parser = parser
+        self._field = field
+        self._message = AnswerMessage()
+        self._seen = 0
+
+    def extend(self, text: str, *, is_whole: bool) -> Output:
+        """The message with all of `text`."""
+        new = text[self._seen :]
+        self._seen = len(text)
+        if self._parser is None:
+            self._message.extend(content_events(new))
+        else:
+            self._message.extend(self._parser.push(new))
+            if is_whole:
+                self._message.extend(self._parser.finish())
+        return self._message.as_openai(self._field)
+
+
+class ChatAnswers:
+    """Adds `message` to the outputs of a chat: the answer as the conversation goes on with it."""
+
+    def __init__(self, choices: Sequence[_ChoiceMessage]) -> None:
+        self._choices = choices
+
+    def complete(self, result: Output | list[Output]) -> Output | list[Output]:
+        """What `Engine.generate` gave, with the messages."""
+        outputs = result if isinstance(result, list) else [result]
+        for choice, output in enumerate(outputs):
+            self._add(choice, output)
+        return result
+
+    def stream(self, outputs: Generator[Output, None, None]) -> Iterator[Output]:
+        """Outputs as they come, with the messages so far."""
+        with closing(outputs):
+            for output in outputs:
+                self._add(output.get("index", 0), output)
+                yield output
+
+    def _add(self, choice: int, output: Output) -> None:
+        is_whole = output["meta_info"]["finish_reason"] is not None
+        output["message"] = self._choices[choice].extend(output["text"], is_whole=is_whole)

@@ -1,0 +1,116 @@
+"""`quant_method: fp8` of checkpoints, as DeepSeek, Qwen and transformers write it, and
+`--quantization fp8`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from ..errors import ConfigError
+from ..families.names import Drop, Rename, Rule
+from .at_load import AtLoad
+from .base import LinearMethod
+from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
+from .fp8 import BLOCK, Fp8Storage, Scales
+from .fp8_products import (
+    Fp8AtLoad,
+    Fp8BlockMethod,
+    Fp8ExpertsAtLoad,
+    Fp8RowMethod,
+    Fp8TensorExperts,
+)
+from .names import is_listed
+from .storage import WidenedMethod
+
+
+class Fp8Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """The keys of a `quantization_config` of method fp8."""
+
+    activation_scheme: str = "dynamic"
+    weight_block_size: tuple[int, int] | None = None
+    modules_to_not_convert: list[str] | None = None
+    ignored_layers: list[str] | None = None
+    fmt: str = "e4m3"
+
+
+class Fp8Config(QuantizationConfig):
+    """FP8 in blocks, or with a scale for each tensor. What is not listed as left out is FP8, except
+    the vocabulary matrices and routers."""
+
+    def __init__(self, storage: Fp8Storage, ignored: Sequence[str], target: Target) -> None:
+        self._storage = storage
+        self._ignored = ignored
+        self._target = target
+
+    @classmethod
+    def from_checkpoint(cls, raw: Mapping[str, Any], target: Target) -> QuantizationConfig:
+        settings = read_settings(raw, Fp8Settings)
+        if settings.fmt != "e4m3":
+            raise ConfigError(f"quantization_config: fmt {settings.fmt!r} is not supported: e4m3")
+        if settings.activation_scheme not in ("dynamic", "static"):
+            scheme = settings.activation_scheme
+            raise ConfigError(f"quantization_config: activation_scheme {scheme!r} is unknown")
+        ignored = (settings.modules_to_not_convert or []) + (settings.ignored_layers or [])
+        if settings.weight_block_size is None:
+            has_input_scale = settings.activation_scheme == "static"
+            storage = Fp8Storage(scales=Scales.TENSOR, has_input_scale=has_input_scale)
+        else:
+            storage = Fp8Storage(
+                scales=Scales.BLOCK, block=settings.weight_block_size, suffix="weight_scale_inv"
+            )
+        return cls(storage, ignored, target)
+
+    @classmethod
+    def at_load(cls, name: str, target: Target) -> QuantizationConfig:
+        return Fp8FromFloats.at_load(name, target)
+
+    def names(self) -> Sequence[Rule]:
+        """Scales of whole tensors have two names; those of the KV cache are not used."""
+        rules: list[Rule] = [Drop(r"\.[kv]_scale$")]
+        if self._storage.scales is Scales.TENSOR:
+            rules.append(Rename(r"\.weight_scale_inv$", ".weight_scale"))
+            rules.append(Rename(r"\.activation_scale$", ".input_scale"))
+        return rules
+
+    def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
+        if not kind.is_product or is_listed(name, self._ignored):
+            return unquantized(kind)
+        return fp8_method(self._storage, kind, self._target)
+
+
+def fp8_method(storage: Fp8Storage, kind: LayerKind, target: Target) -> LinearMethod:
+    """What multiplies FP8 weights on this target."""
+    if target.is_cpu or target.dtype == torch.float32:
+        return WidenedMethod(storage)
+    if storage.scales is Scales.BLOCK:
+        has_kernel = storage.block == (BLOCK, BLOCK)
+        return Fp8BlockMethod(storage) if has_kernel else WidenedMethod(storage)
+    if kind is not LayerKind.EXPERT:
+        return Fp8RowMethod(storage)
+    if storage.scales is Scales.TENSOR:
+        return Fp8TensorExperts(storage)
+    return WidenedMethod(storage)  # no kernel takes experts with a scale for each output
+
+
+class Fp8FromFloats(AtLoad):
+    """`--quantization fp8`: a scale for each output, of experts for each block of 128 x 128. The
+    vocabulary matrix keeps the compute type."""
+
+    @classmethod
+    def at_load(cls, name: str, target: Target) -> QuantizationConfig:
+        if target.is_cpu:
+            raise ConfigError(
+                f"--quantization {name} has no kernel on the CPU, which has: int8, int4"
+            )
+        if target.dtype == torch.float32:
+            raise ConfigError(
+                f"--quantization {name} goes with --dtype bfloat16 or float16, not with float32"
+            )
+        return cls()
+
+    def linear(self) -> LinearMethod:
+        return Fp8AtLoad()
+
+    def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
+        return Fp8ExpertsAtLoad() if kind is LayerKind.EXPERT else super().method_of(name, kind)

@@ -1,0 +1,254 @@
+"""FP8 products of the wheel, on GPUs: x is quantized too, with a scale for each token, for each 128
+of its inputs, or for all where the checkpoint says which."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import ops
+from ..errors import ConfigError
+from .base import LinearMethod
+from .dense import DenseMethod
+from .fp8 import BLOCK, Fp8Storage
+from .params import Inputs, LinearShape, Outputs, ParamSpec
+from .storage import StorageMethod, WidenedMethod, check_finite
+
+_LARGEST = 448.0  # of e4m3fn
+_LEAST_SCALE = 1e-10
+_SCALE_BYTES = 4
+_ALIGNMENT = 16  # of both sizes of a weight
+
+
+class RowProduct(LinearMethod):
+    """layer.weight FP8 [out, in], weight_scale float32 [out] and, where x has one scale for all,
+    input_scale [1]."""
+
+    special_ops = ("fp8_scaled_mm", "per_tensor_quant_fp8", "per_token_quant_fp8")
+    has_input_scale = False
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self.has_input_scale:
+            codes, scales = ops.per_tensor_quant_fp8(x, layer.input_scale)
+        else:
+            codes, scales = ops.per_token_quant_fp8(x)
+        result = ops.fp8_scaled_mm(
+            codes,
+            layer.weight.t(),
+            scales,
+            layer.weight_scale,
+            out_dtype=x.dtype,
+            bias=bias,
+            static_weight=True,
+        )
+        return _added(result, residual, out_dtype)
+
+
+class ScaledExperts(LinearMethod):
+    """Experts in one tensor: weight FP8 and weight_scale float32, stacked."""
+
+    stacks_experts = True
+    quantizes_x = False  # to FP8, with a scale for each token and 128 of its inputs
+
+    def fused_experts(
+        self,
+        x: torch.Tensor,
+        w1: Mapping[str, torch.Tensor],
+        w2: Mapping[str, torch.Tensor],
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        expert_map: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return ops.fused_experts(
+            x,
+            w1["weight"],
+            w2["weight"],
+            weights,
+            ids,
+            w1_scale=w1["weight_scale"],
+            w2_scale=w2["weight_scale"],
+            expert_map=expert_map,
+            use_fp8_w8a8=self.quantizes_x,
+        )
+
+
+class BlockProduct(ScaledExperts):
+    """layer.weight FP8 [out, in], weight_scale float32 [out / 128, in / 128]."""
+
+    special_ops = ("fp8_blockwise_scaled_mm", "per_token_group_quant")
+    output_unit = BLOCK
+    input_unit = BLOCK
+    quantizes_x = True
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        codes, scales = ops.per_token_group_quant(x, BLOCK)
+        result = ops.fp8_blockwise_scaled_mm(
+            codes,
+            layer.weight.t(),
+            scales,
+            layer.weight_scale.t(),
+            out_dtype=x.dtype,
+            static_weight=True,
+        )
+        result = result[:, : layer.shape.out_features]
+        return _added(result if bias is None else result + bias, residual, out_dtype)
+
+
+class Fp8RowMethod(StorageMethod, RowProduct):
+    """A checkpoint's FP8 with a scale for each output or for the whole tensor. Merged tensors keep
+    their own scales."""
+
+    storage: Fp8Storage
+
+    def __init__(self, storage: Fp8Storage) -> None:
+        super().__init__(storage)
+        self.has_input_scale = storage.has_input_scale
+
+    def for_shape(self, shape: LinearShape) -> LinearMethod:
+        is_odd = shape.in_features % _ALIGNMENT or shape.out_features % _ALIGNMENT
+        return WidenedMethod(self.storage) if is_odd else self
+
+    def finalize(self, layer: Any) -> None:
+        check_finite(layer.weight_scale.data)
+        weight, scale = _native(layer.weight.data, self.storage.channel_scales(layer))
+        if not self.has_input_scale:
+            layer.hold(weight=weight, weight_scale=scale)
+            return
+        # Merged layers have one x: the largest scale holds the largest of its values.
+        input_scale = layer.input_scale.data.max().reshape(1) * _native_factor()
+        layer.hold(weight=weight, weight_scale=scale, input_scale=input_scale)
+
+
+class Fp8BlockMethod(StorageMethod, BlockProduct):
+    """A checkpoint's FP8 with a scale for each block of 128 x 128. A last block of outputs that is
+    not full is filled up with zeros."""
+
+    storage: Fp8Storage
+
+    def __init__(self, storage: Fp8Storage) -> None:
+        super().__init__(storage)
+        self.output_unit = BLOCK
+        self.input_unit = BLOCK
+
+    def for_shape(self, shape: LinearShape) -> LinearMethod:
+        *merged, last = shape.parts.values()
+        begins = [block.first % BLOCK for block in (shape.inputs, *merged, last)]
+        sizes = [block.size % BLOCK for block in (shape.inputs, *merged)]
+        return WidenedMethod(self.storage) if any(begins + sizes) else self
+
+    def finalize(self, layer: Any) -> None:
+        weight = layer.weight.data
+        missing = -len(weight) % BLOCK
+        if missing:
+            padding = torch.zeros((missing, weight.shape[1]), dtype=torch.uint8)
+            padding = padding.to(weight.device)
+            weight = torch.cat((weight.view(torch.uint8), padding)).view(weight.dtype)
+        check_finite(layer.weight_scale.data)
+        weight, scale = _native(weight, layer.weight_scale.data)
+        layer.hold(weight=weight, weight_scale=scale)
+
+
+class Fp8TensorExperts(StorageMethod, ScaledExperts):
+    """Experts of which each tensor has one scale: the codes of gate and up get the larger of
+    theirs. x keeps its type."""
+
+    storage: Fp8Storage
+
+    def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        raise NotImplementedError("the experts of a layer are multiplied together")
+
+    def finalize(self, layer: Any) -> None:
+        weight = layer.weight.data
+        scale = layer.weight_scale.data.max()
+        check_finite(scale)
+        ratio = self.storage.channel_scales(layer) / scale
+        if bool((ratio != 1).any()):
+            weight = (weight.float() * ratio[:, None]).to(weight.dtype)
+        weight, scale = _native(weight, scale)
+        layer.hold(weight=weight, weight_scale=scale)
+
+
+class Fp8AtLoad(RowProduct):
+    """Quantizes a weight in the compute type as it loads, with a scale for each output."""
+
+    def for_shape(self, shape: LinearShape) -> LinearMethod:
+        is_odd = shape.in_features % _ALIGNMENT or shape.out_features % _ALIGNMENT
+        return DenseMethod() if is_odd else self
+
+    def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
+        return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
+
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        return shape.out_features * (shape.in_features + _SCALE_BYTES)
+
+    def finalize(self, layer: Any) -> None:
+        check_finite(layer.weight.data)
+        weight, scale = ops.per_token_quant_fp8(layer.weight.data)
+        layer.hold(weight=weight, weight_scale=scale.flatten())
+
+
+class Fp8ExpertsAtLoad(BlockProduct):
+    """Quantizes experts in the compute type as they load, with a scale for each block."""
+
+    def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
+        sizes = [shape.in_features, *shape.sizes]
+        if any(size % BLOCK for size in sizes):
+            raise ConfigError(
+                f"{shape.name}: --quantization fp8 takes experts in blocks of {BLOCK}, they have "
+                f"{shape.in_features} inputs and {shape.out_features} outputs on a rank"
+            )
+        return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
+
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        elements = shape.out_features * shape.in_features
+        return elements + elements // BLOCK**2 * _SCALE_BYTES
+
+    def finalize(self, layer: Any) -> None:
+        weight = layer.weight.data
+        check_finite(weight)
+        blocks = weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+        scale = blocks.abs().amax(dim=(1, 3)).clamp_(min=_LEAST_SCALE) / _LARGEST
+        codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        weight, scale = _native(codes.view(weight.shape), scale)
+        layer.hold(weight=weight, weight_scale=scale)
+
+
+def _added(
+    result: torch.Tensor, residual: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    if residual is not None:
+        result = residual.add_(result)
+    return result if out_dtype is None else result.to(out_dtype)
+
+
+def _native_factor() -> float:
+    """What e4m3fn writes as v is v / 2 in AMD's e4m3fnuz."""
+    return 2.0 if ops.fp8_format() == "float8_e4m3fnuz" else 1.0
+
+
+def _native(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales in the FP8 of the library: of AMD's, which has one zero, if need be."""
+    factor = _native_factor()
+    if factor == 1:
+        return weight, scale
+    bits = weight.view(torch.uint8)
+    bits = bits.masked_fill(bits == 0x80, 0)
+    return bits.view(torch.float8_e4m3fnuz), scale * factor

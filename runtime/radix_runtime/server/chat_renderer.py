@@ -1,0 +1,108 @@
+"""ChatRenderer: chat templates are programs of whoever made the model, and run where they can be
+killed."""
+
+# A thread could not be: Jinja's sandbox bounds neither time nor memory, and a loop within holds the
+# GIL of its process.
+
+import logging
+import queue
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from ..errors import RequestError, refusal
+from ..text.chat_template import ChatTemplate, Messages
+from .helper_process import HelperDied, HelperProcess
+
+SECONDS = 2.0  # for one conversation
+MEMORY = 512 << 20  # bytes beside what the process needs for itself
+_PROCESSES = 2
+_MOST_KILLS = 3  # in a row, after which the template is given up
+
+log = logging.getLogger(__name__)
+
+
+class Hello(msgspec.Struct):
+    """The first frame to a new process: the template, and its bound of memory in bytes."""
+
+    source: str
+    special_tokens: dict[str, str]
+    memory: int
+
+
+class Job(msgspec.Struct):
+    """A conversation, and the variables of the template."""
+
+    messages: list[Any]
+    options: dict[str, Any]
+
+
+class Rendered(msgspec.Struct):
+    """The text; or arguments of the RequestError that refuses the conversation."""
+
+    text: str = ""
+    error: dict[str, Any] | None = None
+
+
+class ChatRenderer:
+    """Renders conversations in two processes, each of which is killed when one takes 2 s. A
+    template for which that happened three times in a row is refused from then on. `render` may be
+    called on any thread; there are `pool` threads for it."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        hello = Hello(
+            source=template.source,
+            special_tokens=dict(template.special_tokens),
+            memory=MEMORY,
+        )
+        self._idle: queue.SimpleQueue[HelperProcess] = queue.SimpleQueue()
+        self._all = []
+        for number in range(_PROCESSES):
+            helper = HelperProcess(
+                "radix_runtime.server.chat_process",
+                f"radix: template {number}",
+                hello=msgspec.json.encode(hello),
+            )
+            self._all.append(helper)
+            self._idle.put(helper)
+        self.pool = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="templates")
+        self._kills = 0
+
+    def start(self) -> None:
+        """Starts the processes, which the first conversations would otherwise do."""
+        for helper in self._all:
+            self.pool.submit(helper.start)
+
+    def render(self, messages: Messages, options: Mapping[str, Any]) -> str:
+        """The prompt of a conversation; arguments as of ChatTemplate.render. Raises RequestError:
+        `chat_template_error`, or `template_failed` where it was stopped."""
+        if self._kills >= _MOST_KILLS:
+            raise _failed("this model's chat template has failed too often")
+        job = Job(messages=list(messages), options=dict(options))
+        helper = self._idle.get()
+        try:
+            helper.start()
+            head, _ = helper.ask(msgspec.json.encode(job), b"", SECONDS)
+        except HelperDied as error:
+            self._kills += 1
+            log.error("chat template: %s", error)
+            raise _failed("the chat template takes too long or too much memory") from None
+        finally:
+            self._idle.put(helper)
+        answer = msgspec.json.decode(head, type=Rendered)
+        if answer.error is not None:
+            raise RequestError(**answer.error)
+        self._kills = 0
+        return answer.text
+
+    def close(self) -> None:
+        """Ends the processes; conversations under way fail."""
+        for helper in self._all:
+            helper.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _failed(message: str) -> RequestError:
+    return refusal("template_failed", message, "messages")

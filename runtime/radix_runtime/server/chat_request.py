@@ -1,0 +1,122 @@
+"""From a conversation to a request: what the routes that answer one share."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..errors import refusal
+from ..messages import Generate
+from ..text.conversation import ChatMessage, template_messages
+from ..text.tokenizer import ChatPrompt
+from ..text.tools import ToolUse
+from .answer import new_request
+from .parsed_choice import ParsedChoice
+from .protocol import Sampling, TemplateOptions
+from .tokenizer_manager import TokenizerManager
+
+
+class Conversation(NamedTuple):
+    """What a model is told. `tools`: None where it is to call none."""
+
+    messages: Sequence[ChatMessage]
+    tools: ToolUse | None
+
+
+class ChatRequest(NamedTuple):
+    """A request that fits, and how its choices are read."""
+
+    request: Generate
+    choices: list[ParsedChoice]
+
+
+async def chat_prompt(
+    manager: TokenizerManager,
+    read: Callable[[], Conversation],
+    *,
+    options: dict[str, Any],
+    param: str,
+) -> tuple[ChatPrompt, ToolUse | None]:
+    """The prompt of a conversation, which `read` gives on another thread, and its tools. `options`
+    are variables of the chat template; `param` is what the route calls the conversation. Raises
+    RequestError."""
+    tools: ToolUse | None = None
+
+    def told() -> list[dict[str, Any]]:
+        nonlocal tools
+        messages, tools = read()
+        checked_tools(manager, tools)
+        if tools is not None:
+            options["tools"] = tools.for_template()
+        if not messages:
+            raise refusal("empty_input", "there is no text", param)
+        if messages[-1].role == "assistant":
+            raise refusal("invalid_value", "the last message must not be the assistant's", param)
+        return template_messages(messages)
+
+    prompt = await manager.text.encode_chat(told, options)
+    return prompt, tools
+
+
+async def chat_request(
+    manager: TokenizerManager,
+    body: Sampling,
+    read: Callable[[], Conversation],
+    *,
+    options: dict[str, Any],
+    names: Mapping[str, str],
+    param: str = "messages",
+    separate_reasoning: bool = True,
+    shows_reasoning: bool = True,
+) -> ChatRequest:
+    """The request of a conversation; arguments of `chat_prompt`, and `names`: see `new_request`.
+    Raises RequestError."""
+    prompt, tools = await chat_prompt(manager, read, options=options, param=param)
+    kept = manager.format.keep_special(tools, reasoning=separate_reasoning)
+    body.keep_special = [*body.keep_special, *kept]
+    request = new_request(manager, body, prompt.ids, param=param, names=names)
+    if tools is not None or request.constraint is not None:
+        # Schemas of a hundred tools take their time.
+        request.constraint = await asyncio.to_thread(
+            manager.format.constraint,
+            prompt.end,
+            tools,
+            request.constraint,
+            reasoning=separate_reasoning,
+        )
+    choices = []
+    for _ in range(request.sampling.n):
+        parser = manager.format.parser(
+            prompt.end, tools, reasoning=separate_reasoning, shows_reasoning=shows_reasoning
+        )
+        choices.append(ParsedChoice(parser, manager.text.tokenizer))
+    return ChatRequest(request=request, choices=choices)
+
+
+def template_options(
+    manager: TokenizerManager, given: TemplateOptions | None, effort: str | None
+) -> dict[str, Any]:
+    """Variables for the chat template; `effort` comes before that in `given`. One that the template
+    does not know is refused unless it asks for what happens anyway."""
+    values = msgspec.structs.asdict(given or TemplateOptions())
+    if effort:
+        values["reasoning_effort"] = effort
+    known = manager.text.template_variables
+    options = {}
+    for name, value in values.items():
+        if name in known:
+            if value is not None:
+                options[name] = value
+        elif value not in (None, False, "none"):
+            raise refusal(
+                "unsupported_parameter", f"this model's chat template has no {name}", name
+            )
+    return options
+
+
+def checked_tools(manager: TokenizerManager, use: ToolUse | None) -> ToolUse | None:
+    """`use` if this model can be told of tools. Raises RequestError."""
+    name = manager.args.chat_template or f"of {manager.model_name}"
+    manager.format.require(use, name)
+    return use

@@ -1,0 +1,233 @@
+"""AnswerFormat: how a model writes reasoning and tool calls, as told or as its template shows."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..config import ServerArgs
+from ..constraint import Constraint
+from ..errors import ConfigError, refusal
+from .answer_parser import AnswerParser
+from .reasoning import reasoning_families
+from .tokenizer import Tokenizer
+from .tool_grammar import ToolGrammar
+from .tool_parsers import tool_parsers
+from .tool_parsers.form import CallForm
+from .tools import ToolUse
+
+AUTO = "auto"
+NONE = "none"
+# What a chat template must have for a family; the first that fits is taken.
+_TOOL_SIGNS = (
+    ("gpt-oss", ("<|channel|>", "<|message|>", "functions.")),
+    ("deepseekv3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseekv31", ("<｜tool▁calls▁begin｜>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("minimax-m2", ("<minimax:tool_call>",)),
+    ("glm45", ("<tool_call>", "<arg_key>")),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("hermes", ("<tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("llama3", ("<|python_tag|>",)),
+    ("llama3", ("<|start_header_id|>", '"parameters": ')),
+)
+_REASONING_SIGNS = (
+    ("gpt-oss", ("<|channel|>", "analysis")),
+    ("minimax", ("<think>", "<minimax:tool_call>")),
+    ("glm45", ("</think>", "<arg_key>")),
+    ("qwen3", ("<｜Assistant｜>", "thinking is defined")),  # DeepSeek V3.1 thinks if it is told
+    ("deepseek-r1", ("<think>", "<｜Assistant｜>")),
+    ("qwen3", ("</think>",)),
+)
+
+
+class Choice(NamedTuple):
+    """A parser that was chosen: its name (`none`: no parser) and why."""
+
+    name: str
+    why: str
+
+
+class AnswerFormat:
+    """The parsers for the answers of one model. `tools` and `reasoning` say which and why."""
+
+    def __init__(self, tools: Choice, reasoning: Choice, tokenizer: Tokenizer | None) -> None:
+        self.tools = tools
+        self.reasoning = reasoning
+        self._tokenizer = tokenizer
+        self._template = None if tokenizer is None else tokenizer.chat_template
+        self._tool_parser = None if tools.name == NONE else tool_parsers.get(tools.name)
+        self._reasoning = reasoning_families.get(reasoning.name)
+        self._call_form: CallForm | None = None
+        if self._tool_parser is not None:
+            source = self._template.source if self._template is not None else ""
+            self._call_form = self._tool_parser.form_for(source)
+        self._tool_ids: list[int] = []
+        self._reasoning_ids: list[int] = []
+        if self._tool_parser is not None:
+            self._tool_ids = self._special_ids(self._tool_parser.markers)
+        if self._reasoning is not None:
+            self._reasoning_ids = self._special_ids(self._reasoning.markers)
+
+    def facts(self) -> dict[str, str]:
+        """The settings as they were resolved, and a sentence that says why."""
+        return {
+            "tool_call_parser": self.tools.name,
+            "reasoning_parser": self.reasoning.name,
+            "answer_format": (
+                f"tool calls: {self.tools.name} ({self.tools.why}); "
+                f"reasoning: {self.reasoning.name} ({self.reasoning.why})"
+            ),
+        }
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tool calls can be found in answers."""
+        return self._tool_parser is not None
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning can be found in answers."""
+        return self._reasoning is not None
+
+    @property
+    def closing(self) -> str:
+        """A text that closes open reasoning; "" if there is none that does."""
+        return "" if self._reasoning is None else self._reasoning.closing_text
+
+    def require(self, use: ToolUse | None, template_name: str) -> None:
+        """Raises RequestError unless this model can be told of the tools of a request.
+        `template_name` is what the error calls its chat template."""
+        if use is None:
+            return
+        if self._template is not None and not self._template.takes_tools:
+            message = f"the chat template {template_name} takes no tools; see --chat-template"
+            raise refusal("unsupported_parameter", message, "tools")
+        if not self.has_tools:
+            message = f"tool calls are not parsed ({self.tools.why}); see --tool-call-parser"
+            raise refusal("unsupported_parameter", message, "tools")
+        if self._call_form is None and (use.mode == "required" or use.has_strict):
+            message = f"the parser {self.tools.name} has no grammar of calls"
+            raise refusal("unsupported_parameter", message, "tool_choice")
+
+    def keep_special(self, tools: ToolUse | None, *, reasoning: bool = True) -> list[int]:
+        """The special tokens that the parsers of an answer must see."""
+        kept = set(self._reasoning_ids if reasoning else ())
+        if tools is not None:
+            kept.update(self._tool_ids)
+        return sorted(kept)
+
+    def constraint(
+        self,
+        prompt: str,
+        use: ToolUse | None,
+        given: Constraint | None,
+        *,
+        reasoning: bool = True,
+    ) -> Constraint | None:
+        """What the answer to a prompt must look like: `given` is what the request says beside its
+        tools. With both the answer is one of them. Reasoning comes before. Not `reasoning`: it is
+        a part of the content. Raises RequestError."""
+        family = self._reasoning if reasoning else None
+        start = "content" if family is None else family.start(prompt)
+        if use is None or (given is None and use.mode == "auto" and not use.has_strict):
+            if given is None or family is None or start == "content":
+                return given
+            return msgspec.structs.replace(given, after=family.answer_begins)
+        assert self._call_form is not None
+        assert self._tool_parser is not None
+        markers = {*self._tool_parser.markers, *(family.markers if family else ())}
+        grammar = ToolGrammar(form=self._call_form, markers=markers, special_id=self._special_id)
+        before = "" if family is None else grammar.reasoning(family, start)
+        if given is not None and use.mode == "auto":
+            text = grammar.required(use, before, schema=_schema_of(given))
+        elif use.mode == "required":
+            text = grammar.required(use, before)
+        else:
+            text = grammar.strict(use, before)
+        return Constraint(kind="lark", text=text, param="tools")
+
+    def _special_ids(self, markers: Iterable[str]) -> list[int]:
+        ids = [self._special_id(marker) for marker in markers]
+        return [token for token in ids if token is not None]
+
+    def _special_id(self, text: str) -> int | None:
+        """The id of a special token; None if `text` is none."""
+        tokenizer = self._tokenizer
+        token = None if tokenizer is None else tokenizer.token_to_id(text)
+        if tokenizer is None or token not in tokenizer.special_ids:
+            return None
+        return token
+
+    def parser(
+        self,
+        prompt: str,
+        tools: ToolUse | None,
+        *,
+        reasoning: bool = True,
+        shows_reasoning: bool = True,
+    ) -> AnswerParser | None:
+        """A parser for one answer to a prompt, of which the end is enough; None where there is
+        nothing to be found. Not `reasoning`: it is left in the content."""
+        reasoning_parser = None
+        if self._reasoning is not None and reasoning:
+            reasoning_parser = self._reasoning.parser(prompt)
+        tool_parser = None
+        if self._tool_parser is not None and tools is not None:
+            tool_parser = self._tool_parser(tools.schemas)
+        if reasoning_parser is None and tool_parser is None:
+            return None
+        return AnswerParser(
+            reasoning_parser,
+            tool_parser,
+            is_parallel=tools is None or tools.is_parallel,
+            shows_reasoning=shows_reasoning,
+        )
+
+
+def find_format(args: ServerArgs, tokenizer: Tokenizer | None) -> AnswerFormat:
+    """The format that the settings name or, where they say `auto`, that the chat template shows.
+    Raises ConfigError."""
+    template = None if tokenizer is None else tokenizer.chat_template
+    source = None if template is None else template.source
+    return AnswerFormat(
+        tools=_choose(args.tool_call_parser, _TOOL_SIGNS, source),
+        reasoning=_choose(args.reasoning_parser, _REASONING_SIGNS, source),
+        tokenizer=tokenizer,
+    )
+
+
+def check_format_names(args: ServerArgs) -> None:
+    """Raises ConfigError unless the settings name parsers that there are. Loads none."""
+    for flag, name, known in (
+        ("--tool-call-parser", args.tool_call_parser, tool_parsers.names()),
+        ("--reasoning-parser", args.reasoning_parser, list(reasoning_families)),
+    ):
+        if name not in (AUTO, NONE, *known):
+            names = ", ".join((AUTO, NONE, *known))
+            raise ConfigError(f"{flag} must be one of {names}, got {name!r}")
+
+
+def _choose(name: str, signs: Iterable[tuple[str, tuple[str, ...]]], source: str | None) -> Choice:
+    if name != AUTO:
+        return Choice(name, "as the flag says")
+    if source is None:
+        return Choice(NONE, "there is no chat template")
+    for family, words in signs:
+        if all(word in source for word in words):
+            return Choice(family, f"the chat template has {' and '.join(words)}")
+    return Choice(NONE, "the chat template shows no known format")
+
+
+def _schema_of(given: Constraint) -> Any:
+    """The schema of a constraint that an answer may follow instead of calling tools."""
+    if given.kind == "json_object":
+        return {"type": "object"}
+    if given.kind != "json_schema":
+        message = f"{given.param} cannot go with tools; a JSON Schema can"
+        raise refusal("invalid_combination", message, given.param)
+    try:
+        return msgspec.json.decode(given.text)
+    except msgspec.DecodeError as error:
+        raise refusal("invalid_schema", f"not valid JSON: {error}", given.param) from None

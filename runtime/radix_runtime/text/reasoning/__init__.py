@@ -1,0 +1,87 @@
+"""Families of models by how they write reasoning."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..machine import Event
+from .harmony import HarmonyParser
+from .think import Start, ThinkParser
+
+
+class ReasoningParser(Protocol):
+    """A Parser of text that begins with reasoning. `reasoning_end`: how many characters lie before
+    the end of the reasoning; 0 if none has ended."""
+
+    reasoning_end: int
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends in reasoning."""
+
+    def push(self, text: str) -> list[Event]:
+        """See Parser."""
+
+    def finish(self) -> list[Event]:
+        """See Parser."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFamily:
+    """How a family writes reasoning: between `opening` and `closing`; `answer` is what the closing
+    is followed by before the answer proper. `is_assumed`: an answer begins with reasoning even
+    where nobody has written the opening. `closing_text` is what a template writes to close it, ""
+    where none does. `markers` are texts that may be special tokens and must
+    not be hidden from the parser."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    answer: str = ""
+    closing_text: str = "\n</think>\n\n"
+    is_assumed: bool = False
+    markers: tuple[str, ...] = ("<think>", "</think>")
+
+    @property
+    def answer_begins(self) -> str:
+        """The text behind which the answer proper begins, if there is reasoning."""
+        return self.closing
+
+    def start(self, prompt: str) -> Start:
+        """What an answer to a prompt, of which the end is enough, begins with."""
+        end = prompt.rstrip()
+        if end.endswith(self.closing):
+            return "content"
+        if self.is_assumed or end.endswith(self.opening):
+            return "reasoning"
+        return "optional"
+
+    def parser(self, prompt: str) -> ReasoningParser:
+        """A parser for the answer to a prompt."""
+        return ThinkParser(self.start(prompt))
+
+
+class _Harmony(ReasoningFamily):
+    """gpt-oss: the channel analysis."""
+
+    @property
+    def answer_begins(self) -> str:
+        """The header of the channel final, which an answer without reasoning has, too."""
+        return "final<|message|>"
+
+    def parser(self, prompt: str) -> ReasoningParser:
+        """A parser for the answer to a prompt."""
+        return HarmonyParser()
+
+
+reasoning_families = {
+    "deepseek-r1": ReasoningFamily(is_assumed=True),
+    "qwen3": ReasoningFamily(),
+    "glm45": ReasoningFamily(),
+    "minimax": ReasoningFamily(is_assumed=True),
+    "gpt-oss": _Harmony(
+        opening="<|channel|>analysis<|message|>",
+        closing="<|end|>",
+        answer="<|start|>assistant",
+        closing_text="",
+        markers=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
+    ),
+}

@@ -1,0 +1,181 @@
+"""Grammars of tool calls: an answer that must call, or whose calls must obey their schemas."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..errors import refusal
+from .json_schema import normalise
+from .reasoning import ReasoningFamily
+from .reasoning.think import Start
+from .tool_parsers.form import CallForm
+from .tools import ToolSpec, ToolUse, json_types
+
+# Lark with llguidance's extensions. A piece of a rule is a quoted text, a special token as <[id]>,
+# the name of a rule, or a JSON schema.
+
+_ANY_TEXT = "ANY_TEXT: /(.|\\n)*/"
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# What a text between tags may be told of; everything else about it cannot be kept.
+_TEXT_KEYS = frozenset(
+    {"type", "enum", "const", "description", "title", "default", "examples", "format"}
+)
+
+
+class ToolGrammar:
+    """Writes the grammar of one request. `special_id` gives the id of a text that is a special
+    token; `markers` are the texts of the family that may be one."""
+
+    def __init__(
+        self,
+        form: CallForm,
+        markers: Iterable[str],
+        special_id: Callable[[str], int | None],
+    ) -> None:
+        self._form = form
+        self._special: dict[str, str] = {}
+        for marker in sorted(markers, key=len, reverse=True):
+            token = special_id(marker)
+            if token is not None:
+                self._special[marker] = f"<[{token}]>"
+        self._rules: list[str] = []
+
+    def required(self, use: ToolUse, before: str, schema: Any = None) -> str:
+        """An answer that consists of calls. With `schema` it may be JSON of that instead. `before`:
+        see `reasoning`."""
+        calls = self._rule(self._section(use))
+        if schema is not None:
+            calls = f"({calls} | {self._json(schema)})"
+        return self._grammar(f"{before} {calls}")
+
+    def strict(self, use: ToolUse, before: str) -> str:
+        """Free text with calls that obey their schemas. `before`: see `reasoning`."""
+        form = self._form
+        if not form.opening:
+            calls = self._rule(self._section(use))
+            free = f"{self._text(form.free)} ANY_TEXT" if form.free else "NO_BRACE"
+            self._rules.append("NO_BRACE: /([^{](.|\\n)*)?/")
+            return self._grammar(f"{before} ({calls} | {free})")
+        head = self._lazy(form.opening)
+        if form.section:
+            rest = self._text(form.section[len(form.opening) :])
+            one = self._rule(f"{head} {rest} {self._calls(use)} {self._text(form.section_end)}")
+        else:
+            call = self._alternatives(use, form.call[len(form.opening) :])
+            one = self._rule(f"{head} {call}")
+        count = "*" if use.is_parallel else "?"
+        return self._grammar(f"{before} {one}{count} ANY_TEXT")
+
+    def reasoning(self, family: ReasoningFamily, start: Start) -> str:
+        """What comes before the answer proper, if it begins with `start`."""
+        if start == "content":
+            return ""
+        self._rules.append("GAP: /\\n{0,2}/")
+        body = f"{self._lazy(family.closing)} {self._text(family.answer)} GAP"
+        if start == "reasoning":
+            return body
+        return f"({self._text(family.opening)} {body})?"
+
+    # Calls --------------------------------------------------------------------------------
+
+    def _section(self, use: ToolUse) -> str:
+        form = self._form
+        return f"{self._text(form.section)} {self._calls(use)} {self._text(form.section_end)}"
+
+    def _calls(self, use: ToolUse) -> str:
+        """One call, or several."""
+        call = self._alternatives(use, self._form.call)
+        if not use.is_parallel:
+            return call
+        return f"{call} ({self._text(self._form.separator)} {call})*"
+
+    def _alternatives(self, use: ToolUse, beginning: str) -> str:
+        """A call of any of the tools that may be called."""
+        tools = [tool for tool in use.tools if use.forced in (None, tool.function.name)]
+        return self._rule(" | ".join(self._call(tool, beginning) for tool in tools))
+
+    def _call(self, tool: ToolSpec, beginning: str) -> str:
+        form = self._form
+        name = tool.function.name
+        pieces = [self._text(beginning.replace("{name}", name))]
+        if form.number:
+            pieces.append(f"/{form.number}/")
+        pieces.append(self._text(form.call_rest))
+        schema = _closed(tool.function.parameters or {})
+        pieces.append(self._tagged(schema, name) if form.value_end else self._json(schema))
+        pieces.append(self._text(form.call_end))
+        return self._rule(" ".join(pieces))
+
+    def _tagged(self, schema: Mapping[str, Any], name: str) -> str:
+        """The arguments one by one, in the order of the schema."""
+        required = schema.get("required", [])
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        pieces = []
+        for key, value in schema["properties"].items():
+            head = self._text(self._form.key.replace("{key}", key))
+            written = self._rule(f"{head} {self._value(key, value, shared, name)}")
+            pieces.append(written if key in required else f"({written})?")
+        return " ".join(pieces)
+
+    def _value(self, key: str, schema: Any, shared: Mapping[str, Any], name: str) -> str:
+        """A value and its end: a text as it is, or JSON."""
+        types = json_types(schema)
+        given = schema if isinstance(schema, Mapping) else {}
+        unkept = sorted(set(given) - _TEXT_KEYS)
+        if types - {"string"} or (unkept and not types):
+            return f"{self._json({**shared, **given})} {self._value_end()}"
+        if unkept:
+            place = f"/properties/{key}/{unkept[0]}"
+            message = f"{name}: {place} cannot be kept in the format of this model's calls"
+            raise refusal("unsupported_schema", message, place)
+        values = [given["const"]] if "const" in given else given.get("enum")
+        if values is None:
+            return self._lazy(self._form.value_end)
+        texts = " | ".join(_quoted(str(value)) for value in values)
+        return f"({texts}) {self._value_end()}"
+
+    def _value_end(self) -> str:
+        return self._text(self._form.before_end + self._form.value_end)
+
+    # Pieces -------------------------------------------------------------------------------
+
+    def _text(self, text: str) -> str:
+        """A text in which special tokens are tokens."""
+        for marker, token in self._special.items():
+            before, found, after = text.partition(marker)
+            if found:
+                parts = [self._text(before), token, self._text(after)]
+                return " ".join(part for part in parts if part)
+        return _quoted(text) if text else ""
+
+    def _lazy(self, end: str) -> str:
+        """Free text up to the first occurrence of `end`, and `end`."""
+        if any(marker in end for marker in self._special):
+            return f"ANY_TEXT {self._text(end)}"  # a special token is in no text
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}[lazy]: ANY_TEXT {_quoted(end)}")
+        return name
+
+    def _json(self, schema: Any) -> str:
+        normal = normalise(schema).schema
+        return f"%json {json.dumps({**normal, 'x-guidance': _JSON_STYLE})}"
+
+    def _rule(self, body: str) -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _grammar(self, body: str) -> str:
+        return "\n".join([f"start: {body.strip()}", _ANY_TEXT, *self._rules])
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of arguments: an object that has no members but those that are named, unless the
+    schema says otherwise."""
+    closed: dict[str, Any] = {"type": "object", "properties": {}, **schema}
+    closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

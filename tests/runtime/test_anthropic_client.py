@@ -1,0 +1,258 @@
+"""The `anthropic` package: messages, whole and as streams, tools, thinking, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from radix_runtime.messages import num_ids, pack_ids
+from tests.runtime.agent_rig import CITIES, FINAL, SCHEMA, TURNS, saw_both_answers, serve
+from tests.runtime.scripted_server import MODEL, ScriptedServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    with serve(tmp_path_factory.mktemp("template")) as server:
+        yield server
+
+
+@pytest.fixture
+def claude(server: ScriptedServer) -> Iterator[anthropic.Anthropic]:
+    server.answers.clear()
+    with anthropic.Anthropic(base_url=server.url, api_key="key", max_retries=0) as client:
+        yield client
+    assert not server.answers and not server.manager._open
+
+
+@pytest.fixture
+def http(server: ScriptedServer) -> Iterator[httpx.Client]:
+    server.answers.clear()
+    headers = {"x-api-key": "key"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=20) as client:
+        yield client
+
+
+# Anthropic Messages -----------------------------------------------------------------------------
+
+TOOL: Any = {"name": "get_weather", "description": "The weather", "input_schema": SCHEMA}
+
+
+def test_messages_in_a_loop_with_tools(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    server.answers += TURNS
+    messages: list[Any] = [{"role": "user", "content": "Paris and Rome?"}]
+    for _ in range(3):
+        answer = claude.messages.create(
+            model=MODEL,
+            max_tokens=500,
+            messages=messages,
+            tools=[TOOL],
+            system=[{"type": "text", "text": "Brief.", "cache_control": {"type": "ephemeral"}}],
+            metadata={"user_id": "u"},
+        )
+        messages.append({"role": "assistant", "content": answer.content})
+        results = [
+            {
+                "type": "tool_result",
+                "tool_use_id": block.id,
+                "content": [{"type": "text", "text": CITIES[str(block.input["city"])]}],
+            }
+            for block in answer.content
+            if block.type == "tool_use"
+        ]
+        assert (answer.stop_reason == "tool_use") == bool(results)
+        messages.append({"role": "user", "content": results})
+    thinking, text = answer.content
+    assert thinking.type == "thinking" and thinking.thinking == "I know."
+    assert text.type == "text" and text.text == FINAL and answer.stop_reason == "end_turn"
+    assert saw_both_answers(server) and "<|im_start|>system\nBrief." in server.prompts[-1]
+    assert answer.usage.input_tokens > 0 and answer.usage.output_tokens > 0
+
+
+def test_the_stream_of_messages_is_the_whole(
+    server: ScriptedServer, claude: anthropic.Anthropic
+) -> None:
+    server.answers += [TURNS[0]] * 2
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 500,
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": [TOOL],
+    }
+    whole = claude.messages.create(**fields)
+    with claude.messages.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
+    assert kinds.count("content_block_stop") == 3
+    for one, other in zip(final.content, whole.content, strict=True):
+        ignored = {"id"}
+        assert one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
+    assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
+
+
+def test_how_messages_end(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    user: Any = [{"role": "user", "content": "?"}]
+    server.answers += ["One two STOP three", "One two three four five six seven"]
+    stopped = claude.messages.create(
+        model=MODEL, max_tokens=50, messages=user, stop_sequences=["STOP"]
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "STOP")
+    cut = claude.messages.create(model=MODEL, max_tokens=2, messages=user)
+    assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
+
+
+def test_count_tokens(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    user: Any = [{"role": "user", "content": "Hello"}]
+    fields: dict[str, Any] = {"model": MODEL, "messages": user, "system": "Be.", "tools": [TOOL]}
+    counted = claude.messages.count_tokens(**fields)
+    server.answers.append("ok")
+    answer = claude.messages.create(max_tokens=5, **fields)
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
+def test_thinking_is_turned_off(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    user: Any = [{"role": "user", "content": "?"}]
+    server.answers += ["plain", "<think>\na\n</think>\n\nb"]
+    claude.messages.create(model=MODEL, max_tokens=50, messages=user, thinking={"type": "disabled"})
+    assert server.prompts[-1].endswith("<think>\n\n</think>\n\n")
+    answer = claude.messages.create(
+        model=MODEL, max_tokens=50, messages=user, extra_body={"thinking": {"type": "adaptive"}}
+    )
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_closed_at_its_budget(
+    server: ScriptedServer, claude: anthropic.Anthropic, stream: bool
+) -> None:
+    """A second request goes on behind the reasoning, which was cut to the token."""
+    thought = "<think>\n" + "one two three four five six seven eight nine ten " * 3
+    server.answers += [thought, "The answer."]
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "?"}],
+        "thinking": {"type": "enabled", "budget_tokens": 12},
+    }
+    if stream:
+        with claude.messages.stream(**fields) as events:
+            answer = events.get_final_message()
+    else:
+        answer = claude.messages.create(**fields)
+    thinking, text = answer.content
+    assert thinking.type == "thinking" and text.type == "text"
+    ids = server.tokenizer.encode(thought, False)[:12]
+    assert "<think>\n" + thinking.thinking == server.tokenizer.decode(ids, False).rstrip("\n")
+    assert text.text == "The answer."
+    first, second = server.requests[-2:]
+    assert first.sampling.max_new_tokens == 12
+    closing = server.tokenizer.encode("\n</think>\n\n", False)
+    assert second.input_ids == first.input_ids + pack_ids([*ids, *closing])
+    assert second.sampling.max_new_tokens == 100 - 12 - len(closing)
+    tokens = len(server.tokenizer.encode("The answer.", False))
+    assert answer.usage.output_tokens == 12 + len(closing) + tokens
+
+
+def test_a_budget_that_is_not_reached(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    """Reasoning that ends before; and an answer that is longer than the budget."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "?"}],
+    }
+    server.answers += ["<think>\na\n</think>\n\nb", "<think>\na\n</think>\n\n" + "b " * 40, "c"]
+    short = claude.messages.create(thinking={"type": "enabled", "budget_tokens": 50}, **fields)
+    assert [block.type for block in short.content] == ["thinking", "text"]
+    long = claude.messages.create(thinking={"type": "enabled", "budget_tokens": 30}, **fields)
+    assert [block.type for block in long.content] == ["thinking", "text"]
+    assert long.content[1].text.startswith("b b") and long.content[1].text.endswith("c")  # type: ignore[union-attr]
+    first, second = server.requests[-2:]
+    assert num_ids(second.input_ids) == num_ids(first.input_ids) + 30
+
+
+def test_errors_as_the_client_knows_them(
+    server: ScriptedServer, claude: anthropic.Anthropic
+) -> None:
+    user: Any = [{"role": "user", "content": "?"}]
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        claude.messages.create(model="other", max_tokens=5, messages=user)
+    body: Any = missing.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        claude.messages.create(model=MODEL, max_tokens=0, messages=user)
+    assert bad.value.body["error"]["param"] == "max_tokens"  # type: ignore[index]
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="no", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        stranger.messages.create(model=MODEL, max_tokens=5, messages=user)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"max_tokens": None}, "missing_field", "max_tokens"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "unsupported_parameter",
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+            "unsupported_parameter",
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "empty_input", "messages"),
+        ({"tools": [{"type": "bash_20250124", "name": "x"}]}, "unsupported_parameter", None),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "invalid_tool", None),
+        ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "invalid_tool", "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "invalid_tool", None),
+        ({"mcp_servers": [{"name": "x"}]}, "unsupported_parameter", "mcp_servers"),
+        ({"output_config": {"effort": "high"}}, "unsupported_parameter", "reasoning_effort"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "z", "content": "x"}],
+                    }
+                ]
+            },
+            "invalid_value",
+            None,
+        ),
+        ({"messages": [{"role": "assistant", "content": "Sure,"}]}, "invalid_value", "messages"),
+    ],
+)
+def test_what_messages_refuses(
+    http: httpx.Client, fields: Any, code: str, param: str | None
+) -> None:
+    user = [{"role": "user", "content": "x"}]
+    body = {"model": MODEL, "max_tokens": 5, "messages": user, **fields}
+    response = http.post("/v1/messages", json=body)
+    answer = response.json()
+    assert (response.status_code, answer["type"]) == (400, "error"), answer
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["code"] == code
+    if param is not None:
+        assert answer["error"]["param"] == param
+
+
+def test_both_ways_to_send_a_key(server: ScriptedServer) -> None:
+    codes = []
+    for headers in (
+        [("x-api-key", "key")],
+        [("authorization", "Bearer key")],
+        [("x-api-key", "key"), ("authorization", "Bearer key")],
+        [("x-api-key", "no")],
+        [("x-api-key", "")],
+        [],
+    ):
+        codes.append(httpx.get(f"{server.url}/v1/models", headers=headers).status_code)
+    assert codes == [200, 200, 401, 401, 401, 401]

@@ -1,0 +1,175 @@
+"""`python -m bench.gpu_runtime`: every work with a tiny model on the CPU, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.gpu_runtime.__main__ import _MODELS, _model_folder
+from bench.gpu_runtime.contender import Arm, EngineSizes
+from bench.gpu_runtime.floors import Gpu, decode_floor_ms
+from bench.gpu_runtime.process import ROOT, ArmProcess, Failed
+from bench.gpu_runtime.report import short
+from bench.gpu_runtime.serving import Load, ServerProcess, table_loads
+from bench.gpu_runtime.stages import Stage
+from bench.serving.model_shape import ModelShape
+from radix_runtime.model_config import ModelConfig
+
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 160,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_CPU = "device=cpu,max_total_tokens=8192,num_threads=1"
+_STEP = Stage(name="decode step 2", kind="step", limit=60, size=2, repeats=2)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    return folder
+
+
+def test_the_table_of_a_tiny_model(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    workload = tmp_path / "workload.json"
+    workload.write_text(json.dumps({"requests": [[5, 3], [40, 1], [7, 6]]}))
+    sizes = "--max-rows 4 --chunk 512 --context 1024 --repeats 2 --batches 1 3".split()
+    works = ["--only", "batch-1", "TTFT 128", "step", "offline"]
+    argv = [str(tiny), "--arm", f"radix:{_CPU}", *sizes, *works, "--workload", str(workload)]
+    command = [sys.executable, "-m", "bench.gpu_runtime", *argv, "--json", str(file)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stderr
+    rows = {row["stage"]: row["figures"] for row in json.loads(file.read_text())["rows"]}
+    assert list(rows) == [
+        "start",
+        "batch-1 decode",
+        "TTFT 128",
+        "decode step 1",
+        "decode step 3",
+        "offline",
+    ]
+    assert not any("error" in figures for figures in rows.values()), rows
+    assert 0 < rows["start"]["engine_s"] < rows["start"]["first_token_s"]
+    assert len(rows["TTFT 128"]["ttft_ms"]) == 2
+    for name in ("period_ms", "mean_ms", "launch_ms", "thread_cpu_ms"):
+        assert len(rows["decode step 3"][name]) == 2
+    rate, seconds = rows["offline"]["tokens_per_second"], rows["offline"]["seconds"]
+    assert [r * s for r, s in zip(rate, seconds, strict=True)] == pytest.approx([10, 10])
+    assert "| tiny | radix | floor |" in found.stdout
+    floor = rows["decode step 3"]["floor_ms"]
+    row = f"| decode step 3 | {short(rows['decode step 3'])} | {floor:.2f} ms |"
+    assert row in found.stdout
+
+
+def test_a_work_that_is_too_slow_ends_its_process_and_one_that_fails_does_not(tiny: Path) -> None:
+    sizes = EngineSizes(max_rows=1, chunk=512, context=1024)
+    process = ArmProcess(arm=Arm.parse(f"radix:{_CPU}"), folder=tiny, sizes=sizes)
+    try:
+        process.facts(120)
+        # One row at a time: two never decode together.
+        assert "no two steps in a row decoded all of 2 rows" in process.run(_STEP)["error"]
+        with pytest.raises(Failed, match="more than 0 s"):
+            process.run(replace(_STEP, limit=0.01))
+        with pytest.raises(Failed, match="ended with -9"):
+            process.run(_STEP)
+    finally:
+        process.close()
+
+
+def test_an_engine_that_does_not_start(tiny: Path) -> None:
+    arm = Arm.parse(f"radix:{_CPU},dtype=float8")
+    process = ArmProcess(arm=arm, folder=tiny, sizes=EngineSizes())
+    try:
+        with pytest.raises(Failed, match="--dtype must be one of"):
+            process.facts(120)
+    finally:
+        process.close()
+
+
+def test_arms() -> None:
+    arm = Arm.parse("radix-b:page_size=32,dtype=float16,disable_radix_cache=true")
+    settings = {"page_size": 32, "dtype": "float16", "disable_radix_cache": True}
+    assert arm == Arm(name="radix-b", engine="radix", settings=settings)
+    assert Arm.parse("vllm") == Arm(name="vllm", engine="vllm")
+    listed = Arm.parse("radix:cuda_graph_bs=[1,2,8],page_size=1")
+    assert listed.settings == {"cuda_graph_bs": [1, 2, 8], "page_size": 1}
+    for text in ("sglang", "radix:page_size", ""):
+        with pytest.raises(ValueError):
+            Arm.parse(text)
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in _MODELS.iterdir()))
+def test_the_models_can_be_served(name: str) -> None:
+    assert ModelConfig.from_dir(_model_folder(name), "{}").dtype == "bfloat16"
+
+
+def test_the_works_over_http(tiny: Path, tmp_path: Path) -> None:
+    sizes = EngineSizes(max_rows=4, chunk=512, context=1024)
+    server = ServerProcess(arm=Arm.parse(f"radix:{_CPU}"), folder=tiny, sizes=sizes)
+    lengths = ("--num-prompts", "6", "--input-len", "9", "--output-len", "4")
+    try:
+        assert 0 < server.facts(120)["first_token_s"] < 120
+        whole = server.run(Load(name="all", limit=60, argv=lengths))
+        assert (whole["completed"], whole["total_output_tokens"]) == (6, 24)
+        part = Load(name="part", limit=60, argv=lengths[2:], of_peak=0.05, peak="all")
+        found = server.run(part)
+        assert found["request_rate"] == pytest.approx(0.05 * whole["request_throughput"], abs=1e-3)
+        assert found["failed"] == 0
+        long = Load(name="long", limit=60, argv=("--num-prompts", "2", "--input-len", "2000"))
+        assert "2 requests failed" in server.run(long)["error"]
+        assert "more than" in server.run(replace(part, limit=0.01))["error"]
+        with pytest.raises(Failed, match="the rate of 'nothing' is not known"):
+            server.run(replace(part, peak="nothing"))
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(Failed, match="ended with -9"):
+            server.run(Load(name="all", limit=60, argv=lengths))
+    finally:
+        server.close()
+
+
+def test_a_server_that_does_not_start(tiny: Path) -> None:
+    server = ServerProcess(arm=Arm.parse("radix:dtype=float8"), folder=tiny, sizes=EngineSizes())
+    try:
+        with pytest.raises(Failed, match="--dtype must be one of"):
+            server.facts(120)
+    finally:
+        server.close()
+
+
+def test_the_table_over_http_names_its_peaks(tmp_path: Path) -> None:
+    loads = table_loads(tmp_path, tmp_path)
+    names = [load.name for load in loads]
+    for number, load in enumerate(loads):
+        assert not load.of_peak or load.peak in names[:number]
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "milliseconds"),
+    [("qwen3-0.6b", 1, 0.28), ("qwen3-0.6b", 64, 1.32), ("llama3-8b", 8, 3.50),
+     ("llama3-8b", 256, 10.4)],
+)  # fmt: skip
+def test_floors_of_decode_steps_on_an_h200(model: str, rows: int, milliseconds: float) -> None:
+    """By hand: 1.19 and 15.0 GB of weights, 115 and 131 KB of keys and values a token; 256 rows of
+    the large one are bound by its 3.84 TFLOP."""
+    shape = ModelShape.read(_model_folder(model))
+    assert decode_floor_ms(shape, rows, 640, Gpu()) == pytest.approx(milliseconds, rel=0.01)

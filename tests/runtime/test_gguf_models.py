@@ -1,0 +1,71 @@
+"""GGUF files against transformers: files written by llama.cpp's package, the model that it reads
+back from them in float32."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runtime.gguf_files import CASES, as_codes, as_floats, gguf_model, write_gguf
+from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
+from tests.runtime.tiny_models import Driver
+
+torch.set_num_threads(1)
+TOLERANCE = 1e-5
+FULL = os.environ.get("RADIX_TEST_FULL") == "1"
+TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_architectures(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = gguf_model(case)
+    path = write_gguf(tmp_path / "model.gguf", case, model, as_floats())
+    driver = Driver(path)
+    assert driver.config.unknown_keys == () and driver.config.dtype == "float32"
+    assert worst_error(driver, model, seed=1) < TOLERANCE
+
+
+# Each type alone, and all of them mixed in one file; of each architecture in `make test-full`.
+FILES = [
+    (name, kinds)
+    for name in ("llama", "qwen3moe", "gemma3")
+    for kinds in (*((kind,) for kind in TYPES), TYPES)
+    if FULL or name == "llama" or kinds == TYPES
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), FILES, ids=[f"{name}-{'+'.join(kinds)}" for name, kinds in FILES]
+)
+def test_types(name: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
+    case = CASES[name]
+    model = gguf_model(case)
+    path = write_gguf(tmp_path / "model.gguf", case, model, as_codes(*kinds))
+    driver = Driver(path)
+    assert driver.config.dtype == "bfloat16"
+    assert worst_error(driver, model, seed=2) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_float_types(kind: str, tmp_path: Path) -> None:
+    case = CASES["qwen2"]
+    model = gguf_model(case)
+    driver = Driver(write_gguf(tmp_path / "model.gguf", case, model, as_floats(kind)))
+    assert driver.config.dtype == {"F16": "float16", "BF16": "bfloat16"}[kind]
+    assert worst_error(driver, model, seed=3) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2moe", "gemma2"])
+def test_two_ranks(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = gguf_model(case)
+    path = write_gguf(tmp_path / "model.gguf", case, model, as_codes("Q4_K", "Q6_K", "Q5_0"))
+
+    def work(comm: ThreadCommunicator) -> float:
+        return worst_error(Driver(path, communicator=comm), model, seed=4)  # type: ignore[arg-type]
+
+    assert 0 < run_ranks(2, work)[0] < TOLERANCE

@@ -1,0 +1,1 @@
+"""`make torture`: what `radix serve` does when it is killed, stopped, flooded and lied to."""
