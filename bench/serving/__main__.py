@@ -1,4 +1,4 @@
-"""`python -m bench.serving cpu|greedy|profile ...`: see the files of these names."""
+"""`python -m bench.serving COMMAND ...`: the commands have files of their names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import sys
 
 
 def main() -> None:
-    from . import cpu, greedy, profile
+    from . import cpu, greedy, one_call, perplexity, profile
 
-    commands = {"cpu": cpu.main, "greedy": greedy.main, "profile": profile.main}
+    commands = {
+        "cpu": cpu.main,
+        "greedy": greedy.main,
+        "one_call": one_call.main,
+        "perplexity": perplexity.main,
+        "profile": profile.main,
+    }
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(f"usage: python -m bench.serving {'|'.join(commands)} ... (--help)")
     commands[sys.argv[1]](sys.argv[2:])

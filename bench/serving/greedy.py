@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,12 @@ def main(argv: list[str]) -> None:
     from .radix import Model
 
     model = Model(folder=args.model, weights=args.weights, threads=args.threads)
-    times = take_turns(model.runner)
+    fused = model.runner.model.greedy_tokens
+
+    def switch(is_fused: bool) -> None:
+        model.runner.model.greedy_tokens = fused if is_fused else lambda hidden: None
+
+    times = take_turns(model.runner, switch)
     print(f"{args.model.name} {args.weights}, radix {model.version}, {args.threads} threads")
     for rows in args.rows:
         model.decode(rows, CONTEXT, 1)  # brings the prompts into the cache
@@ -43,17 +49,17 @@ def main(argv: list[str]) -> None:
         print(_line(rows, times[rows, False], times[rows, True]), flush=True)
 
 
-def take_turns(runner: Any) -> dict[tuple[int, bool], list[float]]:
-    """Seconds of decode steps from now on, by rows and whether they were fused."""
+def take_turns(runner: Any, switch: Callable[[bool], None]) -> dict[tuple[int, bool], list[float]]:
+    """Seconds of decode steps from now on, by rows and by what `switch` was called with before
+    each: True and False in turns."""
     run = runner.run
-    fused = runner.model.greedy_tokens
     times: dict[tuple[int, bool], list[float]] = defaultdict(list)
     is_fused = False
 
     def timed(plan: Any) -> Any:
         nonlocal is_fused
         is_fused = not is_fused
-        runner.model.greedy_tokens = fused if is_fused else lambda hidden: None
+        switch(is_fused)
         start = time.perf_counter()
         result = run(plan)
         if plan.num_decode == len(plan.rows):

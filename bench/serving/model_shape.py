@@ -62,6 +62,14 @@ class ModelShape:
         """Numbers that a token adds to the KV cache, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    @property
+    def step_numbers(self) -> int:
+        """Weights that a decode step multiplies with: all layers' and the head's."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads  # q and o, k and v
+        attention = heads * self.head_dim * self.hidden_size
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
+
 
 def _rope_theta(config: dict[str, Any]) -> float:
     """transformers 5 writes a dictionary `rope_parameters`, 4 `rope_theta` beside the sizes."""

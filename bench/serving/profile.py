@@ -100,7 +100,7 @@ def main(argv: list[str]) -> None:
     profile = Profile()
     bind: Any = _Timed(_loader.bind, profile)
     _loader.bind = bind
-    _dispatch._cache.clear()
+    _dispatch.choose_anew()
     from radix_runtime import ops
 
     from .radix import Model
@@ -109,7 +109,8 @@ def main(argv: list[str]) -> None:
         setattr(ops, name, profile.timed(f"checks {name}", getattr(ops, name)))
     model = Model(folder=args.model, weights=args.weights, threads=args.threads)
     runner = model.runner
-    runner.batch.load = profile.timed("load", runner.batch.load)
+    runner.batch.upload = profile.timed("upload", runner.batch.upload)
+    runner.batch.fill = profile.timed("fill", runner.batch.fill)
     runner.model.compute_logits = profile.timed("logits", runner.model.compute_logits)
     runner.model.greedy_tokens = profile.timed("greedy tokens", runner.model.greedy_tokens)
     runner._sampler.sample = profile.timed("sample", runner._sampler.sample)

@@ -36,7 +36,7 @@ class Model(Serving):
         self.runner: Any = self._engine.executor.runner
         self.weight_bytes = sum(_packed_bytes(m) for m in self.runner.model.modules())
         pool = self.runner.kv_pool
-        self.held_bytes = self.weight_bytes + sum(x.nbytes for x in (*pool.k, *pool.v))
+        self.held_bytes = self.weight_bytes + sum(x.nbytes for x in pool.tensors())
 
     def generate(self, prompts: list[list[int]], count: int) -> float:
         start = time.perf_counter()

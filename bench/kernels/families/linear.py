@@ -27,13 +27,19 @@ QUANTIZED = {
     "w4a8": (64, 0.5 + 2 / 64),
     "int4": (64, 0.5 + 2 / 64),
 }
+# Types of GGUF files: the kind they are held as, bytes of a block, its inputs, bytes an element.
+GGUF_TYPES = {
+    "Q4_1": ("w4a8", 20, 32, 0.5 + 4 / 32),
+    "Q4_K": ("w4a8", 144, 256, 0.5 + 8 / 32),
+    "Q6_K": ("w8a8", 210, 256, 1 + 4 / 16),
+}
 
 T = TypeVar("T")
 
 
 def linear(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """Packed weights, dense and (on the CPU) quantized, and the greedy draw from the vocabulary."""
-    kinds = (None, *QUANTIZED) if device.type == "cpu" else (None,)
+    kinds = (None, *QUANTIZED, *GGUF_TYPES) if device.type == "cpu" else (None,)
     for n, k in SHAPES:
         weight = _Weight(device=device, dtype=dtype, n=n, k=k)
         for m in TOKENS[device.type]:
@@ -59,13 +65,31 @@ class _Weight:
 
     def packed(self, kind: str | None) -> rk.PackedWeight:
         if kind not in self._packed:
-            weight = rk.pack_weight(
-                self._source, kind=kind, group=None if kind is None else QUANTIZED[kind][0]
-            )
+            weight = self._pack(kind)
             self._packed[kind] = _in_turn(
                 lambda: replace(weight, data=weight.data.clone()), weight.nbytes
             )
         return next(self._packed[kind])
+
+    def _pack(self, kind: str | None) -> rk.PackedWeight:
+        if kind in GGUF_TYPES:
+            packed_kind, size, inputs, _ = GGUF_TYPES[kind]
+            blocks = torch.randint(256, (self.n, self.k // inputs * size), dtype=torch.uint8)
+            arguments = rk.unpack_gguf(blocks, kind)
+            arguments["kind"] = packed_kind
+            arguments["scales"].fill_(0.01)  # random bits are no scales
+            if arguments["mins"] is not None:
+                arguments["mins"].fill_(-0.1)
+            return rk.pack_weight(**arguments, dtype=self.dtype)
+        group = None if kind is None else QUANTIZED[kind][0]
+        return rk.pack_weight(self._source, kind=kind, group=group)
+
+
+def _element_bytes(kind: str | None, dtype: torch.dtype) -> float:
+    """Bytes of a weight's element, with its share of scales."""
+    if kind is None:
+        return dtype.itemsize
+    return GGUF_TYPES[kind][3] if kind in GGUF_TYPES else QUANTIZED[kind][1]
 
 
 def _in_turn(copy: Callable[[], T], size: int) -> Iterator[T]:
@@ -77,7 +101,7 @@ def _greedy_case(device: torch.device, dtype: torch.dtype, m: int, kind: str | N
     """The greedy draw from the vocabulary beside the product that writes its logits and the draw
     from those."""
     n, k = VOCABULARY
-    size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
+    size = _element_bytes(kind, dtype)
 
     def make() -> tuple[object, ...]:
         weight = rk.pack_weight(randn(n, k, device=device, dtype=dtype) / k**0.5, kind=kind)
@@ -110,7 +134,7 @@ def _case(weight: _Weight, m: int, kind: str | None) -> Case:
     n = weight.n
     k = weight.k
     dtype = weight.dtype
-    size = dtype.itemsize if kind is None else QUANTIZED[kind][1]
+    size = _element_bytes(kind, dtype)
 
     def make() -> tuple[object, ...]:
         return (

@@ -26,9 +26,14 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     for tokens in (1, 64, 4096):
         yield _store(device, dtype, tokens, fp8=False)
         yield _store(device, dtype, tokens, fp8=True)
+    for fp8 in (False, True):
+        if not fp8 or dtype == torch.bfloat16:
+            yield _gather(device, dtype, [4096] * 4, fp8=fp8)
     yield _concat(device, dtype, 4096, 128)
     if device.type != "cuda":
         yield _decode(device, dtype, [1024], "B1 kv1024", 16, 16)
+        yield _decode(device, dtype, [4096] * 8, "B8 kv4096", 16, 16)
+        yield _decode(device, dtype, [1024], "B1 kv1024", 16, 128)
         return
     for batch, length, page, heads in (
         (64, 4096, 64, 128),
@@ -181,6 +186,40 @@ def _store(device: torch.device, dtype: torch.dtype, tokens: int, fp8: bool) -> 
         shape=f"{tokens} tokens{' FP8' if fp8 else ''}",
         dtype=dtype,
         bytes=moved,
+        flops=0,
+        make_inputs=make,
+        contenders=contenders,
+    )
+
+
+def _gather(device: torch.device, dtype: torch.dtype, lengths: Sequence[int], fp8: bool) -> Case:
+    rows = paged_rows(device, lengths, 64)
+    tokens = sum(lengths)
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        cache = randn(rows.num_pages, 64, _LATENT + _ROPE, device=device, dtype=dtype)
+        if fp8:
+            cache = rk.reference.pack_mla_tokens(cache[..., :_LATENT], cache[..., _LATENT:])
+        return cache, torch.empty(tokens, _LATENT + _ROPE, device=device, dtype=dtype)
+
+    contenders: dict[str, Contender] = {
+        "radix": lambda cache, out: rk.gather_mla_kv(cache, rows.page_table, ends, out)
+    }
+    if not fp8:
+
+        def indexed(cache: torch.Tensor, out: torch.Tensor) -> None:
+            torch.index_select(
+                cache, 0, rows.page_table.flatten(), out=out.view(-1, *cache.shape[1:])
+            )
+
+        contenders["torch"] = indexed
+    token_bytes = 656 if fp8 else (_LATENT + _ROPE) * dtype.itemsize
+    return Case(
+        op="gather_mla_kv",
+        shape=f"{len(lengths)} x {lengths[0]} tokens{' FP8' if fp8 else ''}",
+        dtype=dtype,
+        bytes=tokens * (token_bytes + (_LATENT + _ROPE) * dtype.itemsize),
         flops=0,
         make_inputs=make,
         contenders=contenders,

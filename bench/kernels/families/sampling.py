@@ -20,6 +20,8 @@ SETTINGS = {
     "top-k 50 top-p 0.9": (0.7, 50, 0.9),
     "top-p 0.9": (0.7, -1, 0.9),
 }
+# Share of the words of a mask that allow something, and what these allow.
+MASKS = {"masked, few": (0.01, 0b101), "masked, most": (0.95, -1)}
 BATCHES = {"cpu": (1, 32), "cuda": (1, 64, 256)}
 
 
@@ -30,6 +32,8 @@ def sampling(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         for name, settings in SETTINGS.items():
             for spread in (1.0,) if name == "greedy" else (1.0, 4.0):
                 yield _case(device, batch, name, spread, *settings)
+        for mask in MASKS:
+            yield _masked_case(device, batch, mask)
         yield _greedy_logprobs_case(device, batch)
         yield _logprobs_case(device, batch)
 
@@ -82,6 +86,39 @@ def _case(
         flops=3.0 * batch * VOCAB,
         make_inputs=lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32) * spread,),
         contenders=contenders,
+        limit="read",
+    )
+
+
+def _masked_case(device: torch.device, batch: int, name: str) -> Case:
+    """A greedy draw under a grammar's mask, beside the draw without it ("greedy")."""
+    share, word = MASKS[name]
+    zero, one = (torch.full((batch,), x, device=device) for x in (0.0, 1.0))
+    k = torch.zeros(batch, dtype=torch.int32, device=device)
+    seed = torch.arange(batch, device=device)
+    chosen = torch.rand(batch, -(-VOCAB // 32), device=device) < share
+    bitmask = torch.where(chosen, word, 0).to(torch.int32)
+    bits = torch.arange(VOCAB, device=device)
+    allowed = (bitmask[:, bits // 32] >> (bits % 32).to(torch.int32)) & 1 == 1
+
+    def ours(logits: torch.Tensor) -> torch.Tensor:
+        edits = rk.LogitEdits(bitmask=bitmask)
+        return rk.top_k_top_p_sampling(logits, zero, k, one, zero, seed, seed, edits=edits)
+
+    def unmasked(logits: torch.Tensor) -> torch.Tensor:
+        return rk.top_k_top_p_sampling(logits, zero, k, one, zero, seed, seed)
+
+    def eager(logits: torch.Tensor) -> torch.Tensor:
+        return logits.masked_fill(~allowed, -torch.inf).argmax(-1)
+
+    return Case(
+        op="top_k_top_p_sampling",
+        shape=f"{batch}x{VOCAB} greedy, {name}",
+        dtype=torch.float32,
+        bytes=4.0 * batch * VOCAB + 4.0 * bitmask.numel(),
+        flops=float(batch * VOCAB),
+        make_inputs=lambda: (randn(batch, VOCAB, device=device, dtype=torch.float32),),
+        contenders={"radix": ours, "greedy": unmasked, "torch": eager},
         limit="read",
     )
 

@@ -1,0 +1,1 @@
+"""Whether a load generator measures the server or itself: `python -m bench.clients --help`."""

@@ -1,0 +1,1 @@
+"""What the kernels' speed becomes in an engine: `python -m bench.gpu_runtime --help`."""

@@ -1,0 +1,109 @@
+"""Our engine as a contender, and what only it can tell: when each step was launched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import radix_kernels
+import radix_runtime
+from radix_runtime.offline import Engine
+from radix_runtime.step_plan import StepPlan
+
+from .contender import Contender, EngineSizes, Launch, Prompt
+
+
+class Model(Contender):
+    """`radix_runtime.Engine` without a tokenizer."""
+
+    def __init__(self, folder: Path, sizes: EngineSizes, settings: dict[str, Any]) -> None:
+        defaults: dict[str, Any] = {
+            "load_format": "dummy",
+            "max_running_requests": sizes.max_rows,
+            "chunked_prefill_size": sizes.chunk,
+            "context_length": sizes.context,
+            "mem_fraction_static": sizes.memory_share,
+        }
+        self.engine = Engine(folder, **{**defaults, **settings})
+        kernels = radix_kernels.capabilities()
+        self.version = (
+            f"{radix_runtime.__version__}, kernels {kernels['version']} ({kernels['isa']}), "
+            f"torch {torch.__version__}"
+        )
+        self.vocabulary = min(self.vocabulary, self.engine.config.vocab_size)
+
+    def generate(self, prompts: list[Prompt], lengths: Sequence[int], temperature: float) -> int:
+        params = [
+            {"temperature": temperature, "max_new_tokens": length, "ignore_eos": True}
+            for length in lengths
+        ]
+        outputs = self.engine.generate(input_ids=prompts, sampling_params=params)
+        return sum(output["meta_info"]["completion_tokens"] for output in outputs)
+
+    @contextmanager
+    def launches(self) -> Iterator[list[Launch]]:
+        executor: Any = self.engine.executor
+        launch = executor.launch
+        seen: list[Launch] = []
+
+        def timed(plan: StepPlan, *args: Any, **options: Any) -> Any:
+            cpu = time.thread_time()
+            start = time.perf_counter()
+            result = launch(plan, *args, **options)
+            end = time.perf_counter()
+            step = Launch(
+                start=start,
+                end=end,
+                cpu=cpu,
+                rows=len(plan.rows),
+                decode_rows=plan.num_decode,
+                shortest=int(plan.kv_len.min()),
+                longest=int(plan.kv_len.max()),
+            )
+            seen.append(step)
+            return result
+
+        executor.launch = timed
+        try:
+            yield seen
+        finally:
+            del executor.launch
+
+    @contextmanager
+    def device_gaps(self) -> Iterator[list[float]]:
+        # Events on the engine's stream, before and after what a step queues there.
+        if not torch.cuda.is_available():
+            yield []
+            return
+        runner: Any = self.engine.executor.runner
+        run = runner.run
+        starts: list[torch.cuda.Event] = []
+        ends: list[torch.cuda.Event] = []
+        gaps: list[float] = []
+
+        def timed(plan: StepPlan) -> Any:
+            starts.append(_recorded_event())
+            result = run(plan)
+            ends.append(_recorded_event())
+            return result
+
+        runner.run = timed
+        try:
+            yield gaps
+        finally:
+            del runner.run
+        torch.cuda.synchronize()
+        gaps += [
+            1e3 * end.elapsed_time(start) for end, start in zip(ends, starts[1:], strict=False)
+        ]
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
