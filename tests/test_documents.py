@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from radix_runtime.offline import Engine
+from radix_runtime.quantization.registry import quantizations
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -136,6 +137,7 @@ def test_the_quantization_format_of_the_guide_serves(
     entry_point = entry.replace('"', "")
     (installed / "entry_points.txt").write_text(f"[{group[1]}]\n{entry_point}")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(quantizations, "_items", dict(quantizations._items))
     with Engine(quantization="row-int8", dtype="float32", device="cpu") as engine:
         layer = engine.executor.runner.model.model.layers[0].mlp.down_proj
         x = torch.randn(3, layer.codes.shape[1])

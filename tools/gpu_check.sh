@@ -72,6 +72,8 @@ stage tokens 200 "${cuda[@]}" -m tests.runtime.demo_tokens check --device "$devi
   stage llama-cpu 100 "${cpu[@]}" -m tests.gpu.llama_tokens write "$site/llama.json"
   stage llama 100 "${cuda[@]}" -m tests.gpu.llama_tokens compare "$site/llama.json" --device "$device"
 } &
+stage quantized 300 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" &
+stage graph-tokens 200 "${cuda[@]}" -m tests.gpu.graph_tokens bench/serving/models/qwen3-0.6b --requests 60 &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &
 # at_level FLAG LEVEL TESTS...: the CPU wheel's op tests, and these, at a level that CI may lack.
 at_level() {
