@@ -33,9 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
     config.addinivalue_line(
-        "markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile"
-    )
-    config.addinivalue_line(
         "markers", "combinations(name=values, ...): all of them, or a cover (combinations.py)"
     )
     device = config.getoption("--device")
@@ -52,14 +49,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("gpu_wheel") is not None)
+    items.sort(key=lambda item: bool(_wheels([item])))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        marks = [mark for item in session.items for mark in item.iter_markers("gpu_wheel")]
-        for backend in sorted({backend for mark in marks for backend in mark.args}):
+        for backend in sorted(_wheels(session.items)):
             gpu_wheels.start(backend)
+
+
+def _wheels(items: list[pytest.Item]) -> set[str]:
+    """The GPU backends whose wheels these tests need; they run last and wait for the builds."""
+    marks = [mark for item in items for mark in item.iter_markers("builds")]
+    return {backend for mark in marks for backend in mark.args}
 
 
 def pytest_sessionfinish() -> None:
