@@ -3,14 +3,15 @@
 Most tests depend neither on each other nor on time; they run in two processes, each file in one of
 them. A test is `serial` when it starts the runtime's server in processes, measures time, CPU or
 memory, or claims something that the machine has once. Every test of a module that takes anything
-from `server_process` is, without saying so. Tests marked `builds` are minutes of compilers, and a
-stage of CI (`make test-builds`).
+from one of SERIAL_HELPERS is, without saying so. Tests marked `builds` are minutes of compilers, and
+a stage of CI (`make test-builds`).
 """
 
 from __future__ import annotations
 
 import pytest
 
+SERIAL_HELPERS = {"tests.runtime.server_process", "tests.runtime.loop_monitor"}
 # They take longest and begin first, so that both processes end together.
 LONGEST: tuple[str, ...] = ()
 
@@ -25,17 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _starts_servers(item):
+        if _takes_from(item, SERIAL_HELPERS):
             item.add_marker(pytest.mark.serial)
     items.sort(key=lambda item: _place(item.path.name))
 
 
-def _starts_servers(item: pytest.Item) -> bool:
-    module = getattr(item, "module", None)
-    return any(
-        getattr(value, "__module__", None) == "tests.runtime.server_process"
-        for value in vars(module).values()
-    )
+def _takes_from(item: pytest.Item, helpers: set[str]) -> bool:
+    names = vars(getattr(item, "module", None) or item).values()
+    return any(getattr(value, "__module__", None) in helpers for value in names)
 
 
 def _place(file: str) -> int:

@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="go on without a native library: ops run the reference",
     )
+    parser.addoption(
+        "--cover",
+        metavar="SEED",
+        help="of each test only some parameter sets, in which every value is (value_cover)",
+    )
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
 
 
@@ -48,8 +53,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: bool(_wheels([item])))
+    if seed := config.getoption("--cover"):
+        kept = combinations.value_cover(items, seed)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

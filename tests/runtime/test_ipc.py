@@ -189,6 +189,16 @@ def test_a_sender_that_cannot_be_is_fatal(net: Net, frame: bytes) -> None:
     socket.close()
 
 
+async def cpu_of_a_wait(link: ipc.AsyncLink) -> float:
+    """Seconds of this process's CPU in half a second in which nothing comes. A collection of
+    garbage, or what another test has left behind, may fall into it."""
+    before = time.process_time()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(link.receive(), 0.5)
+    return time.process_time() - before
+
+
+@pytest.mark.serial
 def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     at_scheduler = net.receiver(SCHEDULER)
     at_api = net.receiver(API)
@@ -212,10 +222,8 @@ def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
                 got += [d.rid for d in message.deltas]
         assert got == [str(i) for i in range(count)]
         thread.join()
-        before = time.process_time()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(link.receive(), 0.5)
-        assert time.process_time() - before < 0.1, "waiting spins"
+        waits = [await cpu_of_a_wait(link) for _ in range(3)]
+        assert min(waits) < 0.1, "waiting spins"
         link.send(generate(0))
         assert await asyncio.to_thread(take, at_scheduler, 1) == [generate(0)]
 

@@ -95,6 +95,7 @@ def test_close_ends_readers_and_writer():
     ring.release()
 
 
+@pytest.mark.serial
 def test_waiting_uses_no_processor():
     ring = StepRing(1)
     reader = StepRingReader(ring.handle, 0)

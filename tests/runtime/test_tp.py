@@ -19,6 +19,8 @@ from tests.child import IMPORT_PATH
 from tests.runtime.parity import case, engine
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.serial
+
 LIMIT = 5.0  # seconds in which a death must show; the collectives alone would wait for 60
 
 
