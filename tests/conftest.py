@@ -13,7 +13,14 @@ import pytest
 
 SERIAL_HELPERS = {"tests.runtime.server_process", "tests.runtime.loop_monitor"}
 # They take longest and begin first, so that both processes end together.
-LONGEST: tuple[str, ...] = ()
+LONGEST = (
+    "test_isa.py",
+    "test_families.py",
+    "test_memcheck.py",
+    "test_triton_compile.py",
+    "test_checkpoint_formats.py",
+    "test_bits.py",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
