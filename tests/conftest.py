@@ -33,6 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if " at 0x" in item.name:
+            raise pytest.UsageError(
+                f"{item.nodeid}: its name is another in every process, give ids"
+            )
         if _takes_from(item, SERIAL_HELPERS):
             item.add_marker(pytest.mark.serial)
     items.sort(key=lambda item: _place(item.path.name))

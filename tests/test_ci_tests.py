@@ -20,7 +20,7 @@ other: ; $(PYTEST) $(OTHERS) || case $$? in 1|5) ;; *) exit 1 ;; esac
 broken: ; exit 3
 """
 # A test that fails as often as its file of failures has bytes left.
-TESTS = '''
+TESTS = """
 import pathlib
 import pytest
 
@@ -53,7 +53,7 @@ def test_skipped():
 @pytest.mark.parametrize("number", range(6))
 def test_many(number):
     assert not fails("many"), "one of many"
-'''
+"""
 
 
 def load_script() -> ModuleType:

@@ -148,7 +148,9 @@ def _print_flaky(flaky: Sequence[Failure]) -> None:
         print(failure.report)
     if flaky:
         print("=" * 100)
-        print(f"{len(flaky)} FLAKY tests to mend:", *(failure.node for failure in flaky), sep="\n  ")
+        print(
+            f"{len(flaky)} FLAKY tests to mend:", *(failure.node for failure in flaky), sep="\n  "
+        )
 
 
 def main(stages: Sequence[str]) -> int:

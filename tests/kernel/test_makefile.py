@@ -151,7 +151,9 @@ def test_tests_of_a_folder(make):
 )
 def test_what_ends_a_stage(make, tmp_path, status, junit, good):
     """5: none of the tests is of this stage. CI reads the report of tests that failed."""
-    (tmp_path / "python").write_text(f'#!/bin/sh\ncase "$*" in "-m pytest "*) exit {status} ;; esac\n')
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\ncase "$*" in "-m pytest "*) exit {status} ;; esac\n'
+    )
     settings = [f"VENV={make.venv}", f"RUN={tmp_path / 'python'}", f"JUNIT={junit}"]
     env = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     command = ["make", "-s", "test-builds", *settings]

@@ -178,6 +178,7 @@ def test_wait_wakes_at_once(net: Net) -> None:
         struct.pack("<32sHIIQ", TOKEN, 99, 0, 0, 0) + encode(Abort("r")),  # nobody's
         struct.pack("<32sHIIQ", TOKEN, 2, 1, 0, 1) + encode(Abort("r")),  # a gap after a restart
     ],
+    ids=["of nobody", "after a gap"],  # the token is another in every process
 )
 def test_a_sender_that_cannot_be_is_fatal(net: Net, frame: bytes) -> None:
     inbox = net.receiver(SCHEDULER)
