@@ -186,6 +186,13 @@ def deserialize_plan(data: bytes) -> StepPlan | EngineCommand:
     return _decoder.decode(data)
 
 
+class DeviceSpan(Protocol):
+    """When the device began with a step, and when it had done it."""
+
+    def seconds(self) -> tuple[float, float]:
+        """Both, on the clock of time.monotonic(). The device has passed them."""
+
+
 @dataclass(slots=True)
 class StepResult:
     """What a step gave the host, for the entries that sample (`plan.num_samples` > 0) in their
@@ -196,7 +203,8 @@ class StepResult:
     accepted: 1 .. num_samples; the ids past it mean nothing. `logprobs` float32 (NaN where not
     asked for) and `top_ids`, `top_logprobs` [.., top_n of the step] run parallel to `ids`.
     `prompt_logprobs` runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n],
-    top_logprobs)."""
+    top_logprobs). `device_span` may be asked once the result is complete; None where the engine
+    does not tell."""
 
     step_id: int
     ids: np.ndarray
@@ -205,6 +213,7 @@ class StepResult:
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    device_span: DeviceSpan | None = None
 
 
 class Executor(Protocol):
