@@ -3,8 +3,8 @@
 Most tests depend neither on each other nor on time; they run in two processes, each file in one of
 them. A test is `serial` when it starts the runtime's server in processes, measures time, CPU or
 memory, or claims something that the machine has once. Every test of a module that takes anything
-from one of SERIAL_HELPERS is, without saying so. Tests marked `builds` are minutes of compilers, and
-a stage of CI (`make test-builds`).
+from one of SERIAL_HELPERS is, without saying so. Tests marked `builds` take compilers minutes;
+they are a stage of CI (`make test-builds`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _outcome(case: ElementTree.Element) -> Outcome:
 
 
 def _text(problems: Sequence[ElementTree.Element]) -> str:
-    return "\n".join(each.text or each.get("message", "") for each in problems)
+    return "\n".join(each.text or each.get("message") or "" for each in problems)
 
 
 def _node(case: ElementTree.Element) -> str:
