@@ -188,5 +188,11 @@ static_assert(hipIpcMemLazyEnablePeerAccess == 0);  // why the library has its o
 def test_constants_are_those_of_the_headers(headers, tmp_path):
     source = tmp_path / "constants.cpp"
     source.write_text(CONSTANTS)
-    command = [library.compiler(), "-std=c++17", "-fsyntax-only", "-w", "-D__HIP_PLATFORM_AMD__"]
+    command = [
+        library.compiler() or "c++",
+        "-std=c++17",
+        "-fsyntax-only",
+        "-w",
+        "-D__HIP_PLATFORM_AMD__",
+    ]
     subprocess.run([*command, "-D__HIP_PLATFORM_HCC__", f"-isystem{headers}", source], check=True)
