@@ -27,14 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="go on without a native library: ops run the reference",
     )
+    parser.addoption(
+        "--cover",
+        metavar="SEED",
+        help="of each test only some parameter sets, in which every value is (value_cover)",
+    )
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
-    config.addinivalue_line(
-        "markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile"
-    )
     config.addinivalue_line(
         "markers", "combinations(name=values, ...): all of them, or a cover (combinations.py)"
     )
@@ -51,15 +53,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("gpu_wheel") is not None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: bool(_wheels([item])))
+    if seed := config.getoption("--cover"):
+        kept = combinations.value_cover(items, seed)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        marks = [mark for item in session.items for mark in item.iter_markers("gpu_wheel")]
-        for backend in sorted({backend for mark in marks for backend in mark.args}):
+        for backend in sorted(_wheels(session.items)):
             gpu_wheels.start(backend)
+
+
+def _wheels(items: list[pytest.Item]) -> set[str]:
+    """The GPU backends whose wheels these tests need; they run last and wait for the builds."""
+    marks = [mark for item in items for mark in item.iter_markers("builds")]
+    return {backend for mark in marks for backend in mark.args}
 
 
 def pytest_sessionfinish() -> None:

@@ -78,7 +78,7 @@ class Server:
     def wait_exit(self, limit: float) -> int:
         return self.process.wait(limit)
 
-    def assert_nothing_left(self, limit: float = 5.0) -> None:
+    def assert_nothing_left(self, limit: float = 20.0) -> None:
         deadline = time.monotonic() + limit
         while left := self._left():
             assert time.monotonic() < deadline, f"{left}\n{self.log()}"

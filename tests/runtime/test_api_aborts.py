@@ -62,7 +62,7 @@ def test_abort_request(slow: Stack) -> None:
         assert answer.status_code == 200
         if count:
             assert answer.json() == {"aborting": 1}
-            thread.join(10)
+            thread.join(60)
     meta = result[0].json()["meta_info"]
     assert result[0].status_code == 200 and meta["finish_reason"]["type"] == "abort"
     assert httpx.post(f"{slow.url}/abort_request", json={"rid": "never"}).json() == {"aborting": 0}
@@ -94,7 +94,7 @@ def test_an_abort_reaches_a_call_whose_text_is_being_read(
     assert reading.wait(10)
     assert httpx.post(f"{slow.url}/abort_request", json={"rid": rid}).json() == {"aborting": 0}
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     ended = "abort" if rid == "early" else "length"
     assert answer[0]["meta_info"]["finish_reason"]["type"] == ended
     # A later call may bear the name again.
@@ -109,11 +109,11 @@ def test_abort_all_and_abort_of_a_call(slow: Stack) -> None:
     other, kept = in_background(lambda: httpx.post(url, json=LONG, timeout=20))
     slow.wait(lambda: len(slow.manager._open) == 3)
     assert httpx.post(f"{slow.url}/abort_request", json={"rid": "call"}).json() == {"aborting": 2}
-    thread.join(10)
+    thread.join(60)
     assert [c["finish_reason"] for c in result[0].json()["choices"]] == ["abort", "abort"]
     assert len(slow.manager._open) == 1
     httpx.post(f"{slow.url}/abort_request", json={"abort_all": True})
-    other.join(10)
+    other.join(60)
     assert kept[0].json()["choices"][0]["finish_reason"] == "abort"
 
 
