@@ -18,6 +18,7 @@ from ..errors import RequestError
 from .admission import Place
 from .auth import Caller
 from .body_decoder import BodyDecoder
+from .chunk_writer import CHUNKS, ChunkWriter
 from .json_pieces import json_pieces, to_json
 from .tokenizer_manager import TokenizerManager
 
@@ -157,6 +158,7 @@ class HttpCall(Request):
         self.caller = Caller()
         self.place: Place | None = None
         self._streaming = False
+        self._chunks: ChunkWriter | None = scope.get(CHUNKS)
         self._body_ended = False
         given = self.headers.get("x-request-id", "")
         self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
@@ -209,6 +211,16 @@ class HttpCall(Request):
             headers = Headers(_EVENT_STREAM).raw
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": frames, "more_body": not last})
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether more of a stream that has begun can be sent at once, by `write_now`."""
+        return self._streaming and self._chunks is not None and self._chunks.takes_more
+
+    def write_now(self, frames: bytes) -> None:
+        """Sends events while the call `takes_more`, and no `write` is under way."""
+        assert self._chunks is not None
+        self._chunks.write(frames)
 
     async def write_in_slices(self, pieces: Iterator[bytes]) -> None:
         """Sends events that are made as they are sent; every few milliseconds the event loop has

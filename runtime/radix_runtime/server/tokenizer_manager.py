@@ -6,7 +6,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .submission import OpenRequest, Submission, new_id
 from .text_work import IDS_ONLY, TextWork
 
 _PROBE = "a"  # what /health_generate continues
+_SLICE_SECONDS = 0.002  # that messages are handled without a pause
 _MAX_SHOWN = 100  # characters of a client's name that come back
 
 
@@ -292,11 +293,22 @@ class TokenizerManager:
 
     # From the engine ----------------------------------------------------------------------
 
-    def handle(self, message: m.Message) -> None:
-        """Takes what detokenizer and scheduler send. What was under way for a request when it was
-        closed is dropped."""
+    async def handle_all(self, messages: Sequence[m.Message]) -> None:
+        """Takes messages that have arrived together; now and then the event loop has its turn."""
+        arrived = time.perf_counter()
+        end = arrived + _SLICE_SECONDS
+        for message in messages:
+            self.handle(message, arrived)
+            if time.perf_counter() >= end:
+                await asyncio.sleep(0)
+                end = time.perf_counter() + _SLICE_SECONDS
+
+    def handle(self, message: m.Message, arrived: float | None = None) -> None:
+        """Takes what detokenizer and scheduler send, at the time `arrived` (time.perf_counter()),
+        which messages that came together share. What was under way for a request when it was closed
+        is dropped."""
         if isinstance(message, m.TextBatch):
-            now = time.perf_counter()
+            now = arrived or time.perf_counter()
             done = 0
             for delta in message.deltas:
                 request = self._open.get(delta.rid)
@@ -320,6 +332,9 @@ class TokenizerManager:
         if request.waiting_tokens:
             done += request.prompt_tokens
             self._no_longer_waits(request)
+        # Of a choice only the first of some pieces that came together is sent at once: where this
+        # process falls behind, the others become one.
+        is_first = request.last_token.get(delta.choice) != now
         self._time_tokens(request, delta, now)
         if delta.finish is not None:
             self.metrics.output_length.observe(delta.completion_tokens)
@@ -329,7 +344,7 @@ class TokenizerManager:
                 request.aborted = True
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
-        request.submission.add(delta)
+        request.submission.take(delta, at_once=is_first)
         return done
 
     def _no_longer_waits(self, request: OpenRequest) -> None:
