@@ -136,17 +136,20 @@ class Answer(ABC):
     def deliver(self, index: int, delta: TextDelta) -> bool:
         """Sends the next piece of choice number `index` of a stream, as `events` would, if it is a
         usual one and the client can take it at once. False: nothing was done. See Submission."""
+        writer = self.call.chunks
+        if writer is None or not writer.takes_more:
+            return False
         is_usual = (
             delta.finish is None
             and delta.logprobs is None
             and delta.prompt_logprobs is None
             and len(delta.text) <= _SHORT
         )
-        if not is_usual or not self.call.takes_more:
+        if not is_usual:
             return False
         frames = self.short_frames(index, delta)
         if frames:
-            self.call.write_now(frames)
+            writer.write(frames)
         return True
 
     async def answer_with(self, value: Any) -> None:

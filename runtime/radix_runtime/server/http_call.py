@@ -137,7 +137,8 @@ class HttpCall(Request):
     `id` is the client's x-request-id or a new one. `started`: time.perf_counter(). `route` names
     the endpoint in metrics; "" until the call has reached one. `caller`: who it is. `warnings` go
     back with the answer. `status`: what was sent; 0: nothing so far. `place`: what it holds of the
-    queue, if it generates."""
+    queue, if it generates. `chunks` writes events at once while no `write` is under way, once the
+    first has gone out; None where the server has no such way."""
 
     def __init__(
         self,
@@ -157,8 +158,8 @@ class HttpCall(Request):
         self.route = ""
         self.caller = Caller()
         self.place: Place | None = None
+        self.chunks: ChunkWriter | None = None
         self._streaming = False
-        self._chunks: ChunkWriter | None = scope.get(CHUNKS)
         self._body_ended = False
         given = self.headers.get("x-request-id", "")
         self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
@@ -208,19 +209,10 @@ class HttpCall(Request):
         read."""
         if not self._streaming:
             self._streaming = True
+            self.chunks = self.scope.get(CHUNKS)
             headers = Headers(_EVENT_STREAM).raw
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": frames, "more_body": not last})
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether more of a stream that has begun can be sent at once, by `write_now`."""
-        return self._streaming and self._chunks is not None and self._chunks.takes_more
-
-    def write_now(self, frames: bytes) -> None:
-        """Sends events while the call `takes_more`, and no `write` is under way."""
-        assert self._chunks is not None
-        self._chunks.write(frames)
 
     async def write_in_slices(self, pieces: Iterator[bytes]) -> None:
         """Sends events that are made as they are sent; every few milliseconds the event loop has

@@ -9,9 +9,7 @@ from ..text.machine import Event
 from ..text.tools import tool_use
 from .answer import clip_logprobs
 from .chat_request import Conversation, chat_request, template_options
-from .event_template import EventTemplate
 from .http_call import HttpCall
-from .http_call import event as encoded_event
 from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
 from .parsed_choice import ParsedChoice
@@ -97,25 +95,28 @@ class ChatAnswer(OpenAIAnswer):
         if delta.finish is not None:
             yield {**_chunk({}), **self._finish(index, delta)}
 
-    def short_events(self, index: int, delta: TextDelta) -> Iterator[bytes]:
-        """An event for each event of the parser."""
+    def text_frames(self, index: int, delta: TextDelta) -> bytes:
+        """See OpenAIAnswer."""
+        if self._choices[index].is_parsed:
+            return b"".join(self._parsed_frames(index, delta))
+        return self.text_frame(index, "content", delta.text) if delta.text else b""
+
+    def _parsed_frames(self, index: int, delta: TextDelta) -> Iterator[bytes]:
         choice = self._choices[index]
         num_calls = len(choice.message.calls)
         for events in choice.take(delta):
             for event in events:
+                if event.kind in ("content", "reasoning"):
+                    yield self.text_frame(index, event.kind, event.text)
+                    continue
                 if event.kind == "call":
                     num_calls += 1
-                    chunk = _chunk(self._delta(event, num_calls - 1))
-                    yield encoded_event(self.frame_of(index, chunk))
-                else:
-                    yield self._template(index, event, num_calls - 1).event(event.text)
+                yield self.chunk_frame(index, _chunk(self._delta(event, num_calls - 1)))
 
-    def _template(self, index: int, event: Event, call: int) -> EventTemplate:
-        """Of events like this one, which differ in their text."""
-        kind = event.kind if event.kind != "arguments" else f"arguments {call}"
-        return self.template(
-            index, kind, lambda text: _chunk(self._delta(event._replace(text=text), call))
-        )
+    def text_chunk(self, kind: str, text: str) -> dict[str, Any]:
+        """See OpenAIAnswer."""
+        field = self._reasoning_field if kind == "reasoning" else "content"
+        return _chunk({field: text})
 
     def _delta(self, event: Event, call: int) -> dict[str, Any]:
         """An event as a delta; `call` is the number of the call that it belongs to."""

@@ -77,12 +77,15 @@ class CompletionAnswer(OpenAIAnswer):
         text = self._echoed[index] + delta.text if first else delta.text
         logprobs = self._logprobs(index, delta)
         if text or logprobs or delta.finish or first:
-            yield {**_chunk(text), "logprobs": logprobs, **finish_fields(delta.finish)}
+            yield {"text": text, "logprobs": logprobs, **finish_fields(delta.finish)}
 
-    def short_events(self, index: int, delta: TextDelta) -> Iterator[bytes]:
-        """An event if there is text."""
-        if delta.text:
-            yield self.template(index, "text", _chunk).event(delta.text)
+    def text_frames(self, index: int, delta: TextDelta) -> bytes:
+        """See OpenAIAnswer."""
+        return self.text_frame(index, "text", delta.text) if delta.text else b""
+
+    def text_chunk(self, kind: str, text: str) -> dict[str, Any]:
+        """See OpenAIAnswer."""
+        return {"text": text, "logprobs": None, **finish_fields(None)}
 
     def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         """Of what `delta` brings, those of the prompt before those of the output."""
@@ -127,10 +130,6 @@ class CompletionAnswer(OpenAIAnswer):
             text = self.tokenizer.id_to_text(token)
             top[text] = max(value, top.get(text, FLOOR))
         return top
-
-
-def _chunk(text: str) -> dict[str, Any]:
-    return {"text": text, "logprobs": None, **finish_fields(None)}
 
 
 class _TextOffset:

@@ -19,8 +19,8 @@ class Submission(Choices, AbstractContextManager["Submission"]):
     Leaving its `with` block aborts what still runs. Belongs to the event loop's thread.
 
     `name` is what the client calls it, `started` when it came (time.perf_counter()); `close` is
-    called at the end of the `with` block. `deliver`, once it is set, is offered each piece (with
-    the number of its choice) before the mailbox while the reader waits: the task of the call need
+    called at the end of the `with` block. `deliver`, once it is set, is offered each piece but the
+    first of its choice, with the number of that, while the reader waits: the task of the call need
     not wake up for a piece that it takes (True)."""
 
     def __init__(
@@ -38,13 +38,14 @@ class Submission(Choices, AbstractContextManager["Submission"]):
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self._reader_waits = False  # with an empty mailbox, and nothing has come since
+        self._begun: set[int] = set()  # choices of which the reader has had a piece
 
-    def take(self, delta: TextDelta, *, at_once: bool) -> None:
-        """Takes ownership of `delta`: delivers it, if that is to be done `at_once` and can be, or
-        puts it into the mailbox."""
-        if at_once and self._reader_waits and self.deliver is not None:
+    def take(self, choice: int, delta: TextDelta, *, at_once: bool) -> None:
+        """Takes ownership of `delta`, of choice number `choice`: delivers it, if that is to be done
+        `at_once` and can be, or puts it into the mailbox."""
+        if at_once and self._reader_waits and choice in self._begun and self.deliver is not None:
             try:
-                if self.deliver(self.number_of(delta), delta):
+                if self.deliver(choice, delta):
                     return
             except Exception as error:  # the call's; whoever has brought the delta goes on
                 self.fail(error)
@@ -74,6 +75,7 @@ class Submission(Choices, AbstractContextManager["Submission"]):
             await self._next_event()
         batch = self.pieces
         self.pieces = {}
+        self._begun.update(batch)
         return batch
 
     async def collect(self) -> list[TextDelta]:
@@ -99,6 +101,7 @@ class OpenRequest:
     rid: str
     label: Label  # what the client calls it
     submission: Submission
+    first_choice: int  # its number in the call
     choices_left: int
     prompt_tokens: int
     waiting_tokens: int  # its work, until its first token has come

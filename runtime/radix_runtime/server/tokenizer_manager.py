@@ -209,6 +209,7 @@ class TokenizerManager:
             label=label,
             submission=submission,
             choices_left=request.sampling.n,
+            first_choice=submission.number_of(request.rid),
             prompt_tokens=m.num_ids(request.input_ids),
             waiting_tokens=work,
         )
@@ -328,14 +329,18 @@ class TokenizerManager:
 
     def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> int:
         """How many tokens of work are done with this delta."""
-        done = m.num_ids(delta.ids)
+        count = m.num_ids(delta.ids)
+        done = count
         if request.waiting_tokens:
             done += request.prompt_tokens
             self._no_longer_waits(request)
-        # Of a choice only the first of some pieces that came together is sent at once: where this
-        # process falls behind, the others become one.
-        is_first = request.last_token.get(delta.choice) != now
-        self._time_tokens(request, delta, now)
+        last = request.last_token.get(delta.choice)
+        if last is None:
+            self._time_start(request, delta, now)
+        elif count:
+            self.metrics.inter_token_latency.observe((now - last) / count)
+        if count:
+            request.last_token[delta.choice] = now
         if delta.finish is not None:
             self.metrics.output_length.observe(delta.completion_tokens)
             self.admission.speed.note_answer(delta.completion_tokens)
@@ -344,26 +349,21 @@ class TokenizerManager:
                 request.aborted = True
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
-        request.submission.take(delta, at_once=is_first)
+        # Of a choice only the first of some pieces that came together is sent at once: where this
+        # process falls behind, the others become one.
+        request.submission.take(request.first_choice + delta.choice, delta, at_once=last != now)
         return done
 
     def _no_longer_waits(self, request: OpenRequest) -> None:
         self.admission.waiting_tokens -= request.waiting_tokens
         request.waiting_tokens = 0
 
-    def _time_tokens(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+    def _time_start(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+        """Notes what came before the first tokens of a choice."""
         if delta.queue_seconds is not None:
             self.metrics.queue_time.observe(delta.queue_seconds)
-        count = m.num_ids(delta.ids)
-        if count == 0:
-            return
-        if not request.last_token:
+        if delta.ids and not request.last_token:
             self.metrics.time_to_first_token.observe(now - request.submission.started)
-        elif delta.choice in request.last_token:
-            self.metrics.inter_token_latency.observe(
-                (now - request.last_token[delta.choice]) / count
-            )
-        request.last_token[delta.choice] = now
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
         # Refused: at once, by the scheduler.

@@ -34,14 +34,14 @@ class Choices:
         self.pieces: dict[int, TextDelta] = {}
         self.prompt_logprobs: dict[int, Logprobs] = {}
 
-    def number_of(self, delta: TextDelta) -> int:
-        """The number of a delta's choice."""
-        return self._first[delta.rid] + delta.choice
+    def number_of(self, rid: str) -> int:
+        """The number of a request's first choice."""
+        return self._first[rid]
 
     def add(self, delta: TextDelta) -> int:
         """Takes ownership of `delta`; the number of its choice."""
-        choice = self.number_of(delta)
-        first = choice - delta.choice
+        first = self._first[delta.rid]
+        choice = first + delta.choice
         if delta.prompt_logprobs is not None:
             for sibling in range(first, first + self.request_of[first].sampling.n):
                 self.prompt_logprobs[sibling] = delta.prompt_logprobs
