@@ -25,6 +25,7 @@ from radix_runtime.messages import (
     TokenDelta,
     pack_ids,
 )
+from radix_runtime.server import http_call
 from radix_runtime.server.chunk_writer import ChunkWriter
 from radix_runtime.server.openai_chat import ChatAnswer
 from tests.runtime.agent_rig import SCHEMA, TURNS
@@ -258,6 +259,7 @@ def test_the_bytes_are_those_of_the_task(
 ) -> None:
     """Chunk by chunk, so that there is one event a token both times."""
     path, body, answers = CASES[case]
+    monkeypatch.setattr(http_call, "_SLICE_SECONDS", 1e9)  # or a busy machine cuts events in two
     found = []
     for at_once in (True, False):
         monkeypatch.setattr(
@@ -270,8 +272,11 @@ def test_the_bytes_are_those_of_the_task(
     assert found[0] == found[1] and len(found[0]) > 5
 
 
-def test_every_token_is_an_event(server: PacedServer, sent: list[bytes]) -> None:
+def test_every_token_is_an_event(
+    server: PacedServer, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first and the last are the task's."""
+    monkeypatch.setattr(http_call, "_SLICE_SECONDS", 1e9)
     text = "one two three four five six seven eight nine ten " * 4
     server.answers = [text]
     found = chunks(server, "/v1/completions", {"prompt": "a", "max_tokens": 500})
