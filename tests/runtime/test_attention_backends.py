@@ -245,8 +245,12 @@ def check_triton_splits() -> None:
         batch = loaded_batch(lengths, 16, 2, 32, torch.float32)
         out = torch.full((batch.num_tokens, 4, 32), float("nan"))
         with (
-            mock.patch.object(kernels, "attend", Recorded(kernels.attend, launches, out)),
-            mock.patch.object(kernels, "combine", Recorded(kernels.combine, launches, out)),
+            mock.patch.object(
+                kernels, "attend", Recorded(kernel=kernels.attend, launches=launches, out=out)
+            ),
+            mock.patch.object(
+                kernels, "combine", Recorded(kernel=kernels.combine, launches=launches, out=out)
+            ),
         ):
             backend = TritonAttention(CONFIG, Device.resolve("cpu"))
             backend.plan(batch)

@@ -205,8 +205,7 @@ def _attend(
         "SINKS": sinks is not None,
         "WITH_LSE": lse is not None,
     }
-    blocks = most // (tiles.block_m // group) + rows
-    attend[(blocks, k.shape[-2], split.number)](
+    attend[(most // (tiles.block_m // group) + rows, k.shape[-2], split.number)](
         _bytes(q), _bytes(k), _bytes(v), table, kv_lens, cu_seqlens_q, sinks, *scales, out, lse,
         part_out, part_lse, rows, options.softmax_scale, options.softcap, options.window_left,
         q.stride(0), q.stride(1), *_token_strides(k), *_token_strides(v),
