@@ -115,6 +115,15 @@ class Device:
             gc.collect()
             torch.cuda.empty_cache()
 
+    def mark(self) -> Callable[[], bool]:
+        """Tells, when it is called, whether the device is still busy with what has been queued on
+        the current stream so far."""
+        if self.is_cpu:
+            return lambda: False
+        event = torch.cuda.Event()
+        event.record()
+        return lambda: not event.query()
+
     def synchronize(self) -> None:
         """Waits until the device has done all that was queued."""
         if not self.is_cpu:
