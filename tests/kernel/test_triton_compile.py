@@ -19,7 +19,10 @@ TARGETS = {"gfx942": 65536, "gfx950": 65536, "sm_90": 232448}  # bytes of shared
 
 need_triton()
 
-pytestmark = pytest.mark.timeout(900)  # 40 s of CPU for the first of each module
+pytestmark = [
+    pytest.mark.builds(),
+    pytest.mark.timeout(900),  # 40 s of CPU for the first of each module
+]
 
 
 # All targets in one process: torch and Triton take longer to load than a kernel to compile.
