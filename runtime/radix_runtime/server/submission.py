@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from ..errors import RequestError
 from ..messages import Generate, TextDelta
 from ..text.choices import Choices
 from .labels import Label
