@@ -70,7 +70,7 @@ def serve(child: Any) -> None:
         "ready",
         info={
             "max_total_num_tokens": 1 << 24,
-            "max_context": 2048,
+            "max_context": 1 << 20,
             "max_running_requests": child.args.max_running_requests,
         },
     )
