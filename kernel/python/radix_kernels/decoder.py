@@ -205,7 +205,14 @@ class ExpertsOp:
 
 
 DecoderOp = (
-    NormOp | LinearOp | RopeStoreOp | AttentionOp | GatedActivationOp | AddOp | RouteOp | ExpertsOp
+    NormOp
+    | LinearOp
+    | RopeStoreOp
+    | AttentionOp
+    | GatedActivationOp
+    | AddOp
+    | RouteOp
+    | ExpertsOp
 )
 
 
