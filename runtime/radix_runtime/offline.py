@@ -275,18 +275,19 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
     def _complete(self, call: Call, *, use_tqdm: bool = False) -> Output | list[Output]:
         left = call.unfinished
         with (
-            closing(self._advance(call)) as grown,
+            closing(self._advance(call)) as news,
             progress_bar("prompts", left, hidden=not use_tqdm) as bar,
         ):
-            for _ in grown:
+            for _ in news:
                 bar.update(left - call.unfinished)
                 left = call.unfinished
         return call.result()
 
     def _stream(self, call: Call) -> Generator[Output, None, None]:
-        with closing(self._advance(call)) as grown:
-            for choice in grown:
-                yield call.output(choice)
+        with closing(self._advance(call)) as news:
+            for grown in news:
+                for choice in grown:
+                    yield call.output(choice)
 
     async def _complete_async(self, call: Call) -> Output | list[Output]:
         async with aclosing(self._grown(call)) as news:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from .messages import (
     TextBatch,
     TextDelta,
     TextStop,
+    num_ids,
     unpack_ids,
 )
 from .model_config import ModelConfig
@@ -55,20 +57,21 @@ class Call(Choices):
         self.is_single = batch.is_single and self.unfinished == 1
         self.error: Exception | None = None
         self.grown: set[int] = set()  # the choices of which the caller has not seen the last piece
-        self._ids: dict[int, list[int]] = {}  # of all pieces of a choice
-        self._seconds: dict[int, float] = {}
+        self._ids: dict[int, list[int]] = defaultdict(list)  # of all pieces of a choice
+        # One object for each token id: outputs have copies of these lists, and a copy counts a
+        # reference to each of its objects, which had better lie in the cache.
+        self._tokens: dict[int, int] = {}
+        self._arrived: dict[int, float] = {}  # when the last piece came
         self._started = time.monotonic()
 
-    def add(self, delta: TextDelta) -> int:
-        ids = unpack_ids(delta.ids).tolist()
-        choice = super().add(delta)
-        if choice in self._ids:
-            self._ids[choice] += ids
-        else:
-            self._ids[choice] = ids
-        self._seconds[choice] = time.monotonic() - self._started
+    def take(self, delta: TextDelta, now: float) -> None:
+        """Takes ownership of `delta`, which came at `now`, time.monotonic()."""
+        new = _ids(delta.ids)
+        delta.ids = b""  # they are kept as a list: bytes would be copied each time they grow
+        choice = self.add(delta)
+        self._ids[choice].extend(map(self._tokens.setdefault, new, new))
+        self._arrived[choice] = now
         self.grown.add(choice)
-        return choice
 
     def take_grown(self) -> list[int]:
         """The choices that have grown since the last call, in order."""
@@ -80,12 +83,13 @@ class Call(Choices):
         """The choice as far as it has come, in SGLang's shape, with its number where there are
         others."""
         piece = self.pieces[choice]
-        piece.prompt_logprobs = self.prompt_logprobs.get(choice)
+        if self.prompt_logprobs:
+            piece.prompt_logprobs = self.prompt_logprobs.get(choice)
         output = sglang_output(
             self.request_of[choice],
             piece,
             self._ids[choice].copy(),
-            self._seconds[choice],
+            self._arrived[choice] - self._started,
             tokenizer=None,
         )
         if not self.is_single:
@@ -100,6 +104,12 @@ class Call(Choices):
         for output in outputs:
             del output["index"]
         return outputs
+
+
+def _ids(packed: bytes) -> list[int]:
+    if num_ids(packed) == 1:  # nearly always, of a stream: quicker than by an array
+        return [int.from_bytes(packed, "little", signed=True)]
+    return unpack_ids(packed).tolist()
 
 
 class _Watched(NamedTuple):
@@ -165,9 +175,9 @@ class EngineLoop:
 
     # Threads ------------------------------------------------------------------------------
 
-    def _advance(self, call: Call) -> Generator[int, None, None]:
-        """Works until `call` is done and yields the choices that have grown, in order. Closed
-        early, it aborts what is unfinished."""
+    def _advance(self, call: Call) -> Generator[list[int], None, None]:
+        """Works until `call` is done and yields the choices that have grown, in order, whenever
+        there are any. Closed early, it aborts what is unfinished."""
         try:
             with self._turn():
                 self._begin(call)
@@ -178,7 +188,8 @@ class EngineLoop:
                     grown = call.take_grown()
                 if call.error is not None:
                     raise call.error
-                yield from grown
+                if grown:
+                    yield grown
         finally:
             with interrupts_held():
                 self._end(call)
@@ -233,10 +244,11 @@ class EngineLoop:
     def _deliver(self, message: Message) -> None:
         """Hands a result to the call that it belongs to; those of closed calls are dropped."""
         if isinstance(message, TextBatch):
+            now = time.monotonic()
             for delta in message.deltas:
                 call = self._open.get(delta.rid)
                 if call is not None:
-                    call.add(delta)
+                    call.take(delta, now)
         elif isinstance(message, TextStop):
             self._inbox.send(message)
         elif isinstance(message, RequestFailed):

@@ -79,6 +79,18 @@ def test_stream_grows_to_the_plain_answer(demo):
     assert [last[0], last[1]] == [o["output_ids"] for o in demo.generate(prompts, params)]
 
 
+def test_an_output_of_a_stream_is_the_callers(demo):
+    """What is done to it is not seen in those that follow."""
+    params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "n": 2}
+    want = [output["output_ids"] for output in demo.generate("Tell me a story", params)]
+    last = {}
+    for output in demo.stream("Tell me a story", params):
+        last[output["index"]] = list(output["output_ids"])
+        output["output_ids"].clear()
+        output["meta_info"].clear()
+    assert [last[0], last[1]] == want
+
+
 def test_a_stop_string_ends_the_text(demo):
     params = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
     text = demo.generate("Tell me a story", params)["text"]

@@ -262,9 +262,7 @@ def test_the_bytes_are_those_of_the_task(
     monkeypatch.setattr(http_call, "_SLICE_SECONDS", 1e9)  # or a busy machine cuts events in two
     found = []
     for at_once in (True, False):
-        monkeypatch.setattr(
-            ChunkWriter, "takes_more", ChunkWriter.takes_more if at_once else False
-        )
+        monkeypatch.setattr(ChunkWriter, "takes_more", ChunkWriter.takes_more if at_once else False)
         server.answers = list(answers)
         sent.clear()
         found.append(without_chance(chunks(server, path, body)))

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError("the target of a request must be a path")
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # else an upgrade is refused
-            self.scope[CHUNKS] = ChunkWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
+            cast(dict[str, Any], self.scope)[CHUNKS] = ChunkWriter(self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         """The parser cannot make a request of what came."""

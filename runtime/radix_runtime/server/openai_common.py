@@ -108,9 +108,7 @@ class OpenAIAnswer(Answer):
         """The event of a `text_chunk` of choice number `index`."""
         template = self._templates.get((index, kind))
         if template is None:
-            template = EventTemplate(
-                lambda text: self._frame(index, self.text_chunk(kind, text))
-            )
+            template = EventTemplate(lambda text: self._frame(index, self.text_chunk(kind, text)))
             self._templates[index, kind] = template
         return template.event(text)
 

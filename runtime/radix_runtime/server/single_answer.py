@@ -94,8 +94,8 @@ class SingleAnswer(Answer):
         """The pieces of the choice, of one request or of two."""
         (request,) = self.requests
         most = request.sampling.max_new_tokens or 0
-        self._is_one_request = self._budget is None or self._budget >= most
-        if self._is_one_request:
+        if self._budget is None or self._budget >= most:
+            self._is_one_request = True
             async for delta in self._run(request):
                 yield delta
             return

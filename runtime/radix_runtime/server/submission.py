@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from ..errors import RequestError
 from ..messages import Generate, TextDelta
 from ..text.choices import Choices
 from .labels import Label
@@ -40,27 +39,29 @@ class Submission(Choices, AbstractContextManager["Submission"]):
         self._reader_waits = False  # with an empty mailbox, and nothing has come since
         self._begun: set[int] = set()  # choices of which the reader has had a piece
 
-    def take(self, choice: int, delta: TextDelta, *, at_once: bool) -> None:
+    def take(self, choice: int, delta: TextDelta, *, at_once: bool) -> bool:
         """Takes ownership of `delta`, of choice number `choice`: delivers it, if that is to be done
-        `at_once` and can be, or puts it into the mailbox."""
+        `at_once` and can be. False: it lies in the mailbox, and `wake` is to be called."""
         if at_once and self._reader_waits and choice in self._begun and self.deliver is not None:
             try:
                 if self.deliver(choice, delta):
-                    return
+                    return True
             except Exception as error:  # the call's; whoever has brought the delta goes on
                 self.fail(error)
-                return
+                return True
+        self._reader_waits = False
         self.add(delta)
-        self._wake()
+        return False
 
     def fail(self, error: Exception) -> None:
         """Ends the call with `error`; the first one counts."""
         if self._error is None:
             self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
         self._reader_waits = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the reader."""
         self._news.set()
 
     async def next_batch(self) -> Batch:

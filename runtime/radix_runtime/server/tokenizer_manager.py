@@ -75,6 +75,7 @@ class TokenizerManager:
         self._open: dict[str, OpenRequest] = {}
         self._controls: dict[int, asyncio.Future[m.ControlReply]] = {}
         self._labels = Labels()
+        self._with_news: set[Submission] = set()  # whose readers are to wake up
         # Tasks of calls whose text is still being read: an end does not wait for it.
         self.unsubmitted: set[asyncio.Task[None]] = set()
 
@@ -295,21 +296,32 @@ class TokenizerManager:
     # From the engine ----------------------------------------------------------------------
 
     async def handle_all(self, messages: Sequence[m.Message]) -> None:
-        """Takes messages that have arrived together; now and then the event loop has its turn."""
-        arrived = time.perf_counter()
-        end = arrived + _SLICE_SECONDS
+        """Takes messages that have arrived together; now and then the event loop has its turn. Of
+        the pieces of a choice the first may be sent at once; the others become one, so that a
+        process which has fallen behind sends fewer events."""
+        now = time.perf_counter()
+        end = now + _SLICE_SECONDS
         for message in messages:
-            self.handle(message, arrived)
+            self._handle(message, now)
             if time.perf_counter() >= end:
                 await asyncio.sleep(0)
                 end = time.perf_counter() + _SLICE_SECONDS
+        self._wake_readers()
 
-    def handle(self, message: m.Message, arrived: float | None = None) -> None:
-        """Takes what detokenizer and scheduler send, at the time `arrived` (time.perf_counter()),
-        which messages that came together share. What was under way for a request when it was closed
-        is dropped."""
+    def handle(self, message: m.Message) -> None:
+        """Takes a message that has arrived alone."""
+        self._handle(message, time.perf_counter())
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        for submission in self._with_news:
+            submission.wake()
+        self._with_news.clear()
+
+    def _handle(self, message: m.Message, now: float) -> None:
+        """Takes what detokenizer and scheduler send; those that came together have the same `now`
+        (time.perf_counter()). What was under way for a request when it was closed is dropped."""
         if isinstance(message, m.TextBatch):
-            now = arrived or time.perf_counter()
             done = 0
             for delta in message.deltas:
                 request = self._open.get(delta.rid)
@@ -349,9 +361,10 @@ class TokenizerManager:
                 request.aborted = True
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
-        # Of a choice only the first of some pieces that came together is sent at once: where this
-        # process falls behind, the others become one.
-        request.submission.take(request.first_choice + delta.choice, delta, at_once=last != now)
+        submission = request.submission
+        is_sent = submission.take(request.first_choice + delta.choice, delta, at_once=last != now)
+        if not is_sent:
+            self._with_news.add(submission)
         return done
 
     def _no_longer_waits(self, request: OpenRequest) -> None:

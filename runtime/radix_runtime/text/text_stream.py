@@ -40,6 +40,7 @@ class TextStream:
             self._utf8.decode(self._bytes(token))
         self._within_character = bool(self._utf8.getstate()[0])  # the decoder holds bytes back
         self._cut_prompt = self._within_character
+        self._shows_all = not sampling.stop and not self._cut_prompt  # whole characters, at once
 
     def push(self, token: int, hidden: bool = False) -> str:
         """The text that is now safe to show. A `hidden` token counts and shows nothing."""
@@ -51,7 +52,7 @@ class TextStream:
         if not self._within_character:
             text = self._tokenizer.whole_text(token)
             if text:
-                return self._show(text)
+                return text if self._shows_all else self._show(text)
         raw = self._bytes(token)
         text = self._show(self._utf8.decode(raw))
         self._within_character = bool(self._utf8.getstate()[0])
@@ -89,6 +90,7 @@ class TextStream:
         if self._cut_prompt and text:
             # Bytes that the prompt left open and the output did not complete belong to the prompt.
             self._cut_prompt = False
+            self._shows_all = not self.sampling.stop
             text = text.removeprefix(_REPLACEMENT)
         if not self.sampling.stop or self.count <= self.sampling.min_new_tokens:
             return text
