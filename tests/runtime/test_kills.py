@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.runtime.server_process import Server, join, start_load
+from tests.runtime.server_process import START_LIMIT, Server, join, start_load
 
 ERROR_SECONDS = 2.0  # until every open request has its error
 EXIT_SECONDS = 5.0  # until the server has gone
@@ -158,11 +159,24 @@ def test_a_signal_during_the_shutdown_ends_at_once() -> None:
         server.assert_nothing_left()
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*(\S+)$", status, re.MULTILINE)
+    assert caught is not None
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("delay", [0.25, 0.6])
+@pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_a_signal_before_anything_is_loaded(signum: int, delay: float) -> None:
     """While modules are imported; the first of them may take some hundredths of a second."""
     with Server(wait=False) as server:
+        deadline = time.monotonic() + START_LIMIT
+        while not catches(server.process.pid, signal.SIGTERM):  # whose handler is set last
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         time.sleep(delay)
         server.process.send_signal(signum)
         assert server.wait_exit(EXIT_SECONDS) == 0
