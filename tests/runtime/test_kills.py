@@ -167,7 +167,6 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_a_signal_before_anything_is_loaded(signum: int, delay: float) -> None:
