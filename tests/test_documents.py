@@ -163,3 +163,17 @@ def test_a_missing_file_and_a_broken_link_are_found() -> None:
     assert broken_links("[x](glossary.md#no-such) [y](glossary.md#glossary)", document) == [
         "glossary.md#no-such"
     ]
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    """`file.py::name`, or `::name` of the file that was named before it; in tests/runtime."""
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    source = ""
+    found = 0
+    for file, name in re.findall(r"`(test_\w+\.py)?(?:::(test_\w+))?`", text):
+        if file:
+            source = (ROOT / "tests" / "runtime" / file).read_text()
+        if name:
+            found += 1
+            assert f"def {name}(" in source, f"{file}::{name}"
+    assert found > 20

@@ -19,7 +19,7 @@ def exits_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -48,7 +47,7 @@ def test_a_bad_input_beside_a_stream(
     if bad.kills_template:
         monkeypatch.setattr(chat_renderer, "SECONDS", 0.5)
     for left in reversed(range(TRIES)):
-        body = {**LONG, "stream": True}
+        body = {**LONG, "max_tokens": 100, "stream": True}
         url = f"{served.url}/v1/completions"
         thread, stream = in_background(lambda: httpx.post(url, json=body, timeout=60).text)  # noqa: B023
         served.wait(lambda: served.manager.counts.open == 1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +16,7 @@ import httpx
 import pytest
 
 from radix_runtime.server import connection, http_call
+from tests.child import IMPORT_PATH
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
 
@@ -152,3 +156,24 @@ def test_small_writes_go_out_at_once(served: Stack) -> None:
         (only,) = served.connections()
         connected = only.transport.get_extra_info("socket")
         assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+_RAISE = """
+import logging, resource
+from radix_runtime.processes import supervisor
+logging.basicConfig(format="%(message)s")
+most = 300
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, most))
+supervisor._raise_descriptor_limit(10)
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+supervisor._raise_descriptor_limit(4096)
+"""
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
+    variables = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    done = subprocess.run(
+        [sys.executable, "-c", _RAISE], env=variables, capture_output=True, text=True, check=True
+    )
+    assert "the limit of open files is 300" in done.stderr and "4096" in done.stderr
+    assert done.stderr.count("limit") == 2  # "ulimit" is the second: one warning, of the larger

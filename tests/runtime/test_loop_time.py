@@ -99,8 +99,20 @@ def large(**fields: Any) -> bytes:
         (b'{"prompt":"x","logit_bias":{"1":' + b"9" * 400 + b"}}", "invalid_json"),
         (b'{"prompt":[' + b"5," * 200_000 + b"99999999999999999999]}", "invalid_token_id"),
         (b'{"prompt":"x"' + b"," * EIGHT_MB + b"}", "invalid_json"),
+        (b'{"prompt":[' + b"[5]," * 19_000 + b"[5]]}", "invalid_value"),
     ],
-    ids=["lists", "objects", "ids", "texts", "source code", "stop ids", "number", "id", "commas"],
+    ids=[
+        "lists",
+        "objects",
+        "ids",
+        "texts",
+        "source code",
+        "stop ids",
+        "number",
+        "id",
+        "commas",
+        "prompts",
+    ],
 )
 @held_every_time
 def test_a_large_body_does_not_hold_the_loop(stack: Stack, body: bytes, code: str) -> None:

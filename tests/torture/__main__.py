@@ -9,6 +9,7 @@ import sys
 from tests.torture.fuzz import fuzz
 from tests.torture.kills import kills, signals, stops
 from tests.torture.neighbours import neighbours
+from tests.torture.resets import resets
 from tests.torture.storm import storm
 
 
@@ -17,7 +18,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0, help="altogether, about")
     parser.add_argument(
         "--only",
-        choices=("kills", "stops", "signals", "storm", "fuzz", "neighbours"),
+        choices=("kills", "stops", "signals", "storm", "fuzz", "neighbours", "resets"),
         help="one part alone",
     )
     flags = parser.parse_args()
@@ -25,7 +26,8 @@ def main() -> int:
         "kills": (kills, 0.40),
         "stops": (stops, 0.10),
         "signals": (signals, 0.15),
-        "storm": (storm, 0.15),
+        "storm": (storm, 0.13),
+        "resets": (resets, 0.02),
         "fuzz": (fuzz, 0.10),
         "neighbours": (neighbours, 0.10),
     }

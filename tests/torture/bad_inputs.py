@@ -62,6 +62,27 @@ def _chat(text: str) -> bytes:
 
 def bad_inputs(context: int) -> list[BadInput]:
     """All of them, for a model of this context; the last two need a server with `TEMPLATE`."""
+    return [*_bodies(), _large_answer(context), *_pages(), *_templates()]
+
+
+def _bodies() -> list[BadInput]:
+    deep = b'{"a":' + b"[" * 900 + b"1," * 31_800 + b"1" + b"]" * 900 + b',"b":"\\ud800"}'
+    arrays = b'{"prompt":[' + b"[5]," * (_EIGHT_MB // 4) + b"[5]]}"
+    objects = b'{"prompt":"x","user":[' + b"{}," * (_EIGHT_MB // 3) + b"{}]}"
+    digits = b'{"prompt":"x","max_tokens":' + b"9" * 400 + b"}"
+    bodies = {
+        "65 KB of nested malformed JSON": deep,
+        "8 MB of small arrays": arrays,
+        "8 MB of small objects": objects,
+        "a number of 400 digits": digits,
+    }
+    return [
+        BadInput(name, path=COMPLETIONS, body=body, status=400, code="invalid_json")
+        for name, body in bodies.items()
+    ]
+
+
+def _large_answer(context: int) -> BadInput:
     scores = {
         "input_ids": [[5] * (context - 8)] * 256,
         "return_logprob": True,
@@ -69,72 +90,44 @@ def bad_inputs(context: int) -> list[BadInput]:
         "top_logprobs_num": 20,
         "sampling_params": {"max_new_tokens": 1},
     }
+    return BadInput(
+        name="an answer over the bound",
+        path=GENERATE,
+        body=json.dumps(scores).encode(),
+        status=400,
+        code="invalid_value",
+    )
+
+
+def _pages() -> list[BadInput]:
+    """What a page of the web may try on a server without a key."""
+    headers = {
+        "an unknown Host": ("host", "evil.example", "host_not_allowed"),
+        "a foreign Origin": ("origin", "http://evil.example", "origin_not_allowed"),
+    }
     return [
         BadInput(
-            name="65 KB of nested malformed JSON",
-            path=CHAT,
-            body=b'{"a":' + b"[" * 900 + b"1," * 31_800 + b"1" + b"]" * 900 + b',"b":"\\ud800"}',
-            status=400,
-            code="invalid_json",
-        ),
-        BadInput(
-            name="8 MB of small arrays",
-            path=COMPLETIONS,
-            body=b'{"prompt":[' + b"[5]," * (_EIGHT_MB // 4) + b"[5]]}",
-            status=400,
-            code="invalid_json",
-        ),
-        BadInput(
-            name="8 MB of small objects",
-            path=COMPLETIONS,
-            body=b'{"prompt":"x","user":[' + b"{}," * (_EIGHT_MB // 3) + b"{}]}",
-            status=400,
-            code="invalid_json",
-        ),
-        BadInput(
-            name="a number of 400 digits",
-            path=CHAT,
-            body=_chat("x")[:-2] + b"9" * 400 + b"}",
-            status=400,
-            code="invalid_json",
-        ),
-        BadInput(
-            name="an answer over the bound",
-            path=GENERATE,
-            body=json.dumps(scores).encode(),
-            status=400,
-            code="invalid_value",
-        ),
-        BadInput(
-            name="an unknown Host",
+            name=name,
             path=CHAT,
             body=_chat("x"),
             status=403,
-            code="host_not_allowed",
-            headers=(("host", "evil.example"),),
-        ),
+            code=code,
+            headers=((header, value),),
+        )
+        for name, (header, value, code) in headers.items()
+    ]
+
+
+def _templates() -> list[BadInput]:
+    texts = {"a template that loops": "loop", "a template that allocates": "eat"}
+    return [
         BadInput(
-            name="a foreign Origin",
+            name=name,
             path=CHAT,
-            body=_chat("x"),
-            status=403,
-            code="origin_not_allowed",
-            headers=(("origin", "http://evil.example"),),
-        ),
-        BadInput(
-            name="a template that loops",
-            path=CHAT,
-            body=_chat("loop"),
+            body=_chat(text),
             status=400,
             code="template_failed",
             kills_template=True,
-        ),
-        BadInput(
-            name="a template that allocates",
-            path=CHAT,
-            body=_chat("eat"),
-            status=400,
-            code="template_failed",
-            kills_template=True,
-        ),
+        )
+        for name, text in texts.items()
     ]

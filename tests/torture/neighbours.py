@@ -1,6 +1,6 @@
 """Each bad input beside a stream of another client: what the stream's tokens wait for.
 
-`python -m tests.torture --only neighbours`. Quiet stretches and stretches in which the input is sent
+`python -m tests.torture --only neighbours`. Quiet stretches and stretches with the input sent
 again and again take turns, so that what else the machine does falls on both.
 """
 
@@ -78,7 +78,8 @@ class Neighbour:
         with connection:
             while data := connection.recv(1 << 16):
                 now = time.perf_counter()
-                self.broken += b'"error"' in data
+                if b'"error"' in data:
+                    self.broken += 1
                 events = data.count(b"data: ")
                 if last and events:
                     self.gaps += [(now - last) / events] * events

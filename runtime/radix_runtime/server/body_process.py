@@ -73,6 +73,8 @@ def _pack_field(body: msgspec.Struct, name: str, answer: Decoded) -> None:
     if kinds == {int}:
         answer.ids = [_pack(value)]
     elif kinds == {list}:
+        if len(value) > MAX_PROMPTS:  # each would be an array in the API process
+            raise refusal("invalid_value", f"at most {MAX_PROMPTS} prompts", name)
         answer.ids = [_pack(ids) for ids in value]
         answer.is_listed = True
     else:
