@@ -50,7 +50,7 @@ def dense_decoder(
     qkv, queries, inner = [each[0].shape for each in products] or [(1, 1)] * 3
     sizes = (hidden, hidden, qkv[0], queries[1], 2 * inner[1], inner[1], hidden)
     residual, normed, heads, attended, both, gated, out = (
-        records.Columns(number, 0, size) for number, size in enumerate(sizes)
+        records.Columns(buffer=number, first=0, count=size) for number, size in enumerate(sizes)
     )
     ops: list[Any] = []
 
@@ -93,11 +93,11 @@ def _attention(
         k=layer.k_cache, v=layer.v_cache, k_scale=layer.k_scale, v_scale=layer.v_scale
     )
     keys = layer.k_cache.shape[2] * dim
-    q = records.Columns(heads.buffer, 0, out.count)
+    q = records.Columns(buffer=heads.buffer, first=0, count=out.count)
     store = records.RopeStoreOp(
         q=q,
-        k=records.Columns(heads.buffer, out.count, keys),
-        v=records.Columns(heads.buffer, out.count + keys, keys),
+        k=records.Columns(buffer=heads.buffer, first=out.count, count=keys),
+        v=records.Columns(buffer=heads.buffer, first=out.count + keys, count=keys),
         cache=cache,
         q_norm=layer.q_norm,
         k_norm=layer.k_norm,

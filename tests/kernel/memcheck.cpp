@@ -436,11 +436,11 @@ void decoder(rk_dtype dtype, Kind kind, int64_t inner, int32_t activation) {
   const rk_linear_op to_heads = {whole(kNormed), whole(kQkv), none, qkv.desc(), qkv, nullptr, RK_GATE_NONE};
   const rk_rope_store_op store = {q, keys, values, cache, head_norm, head_norm, table, 1e-6f, 1};
   const rk_attention_op attend = {q, whole(kAttended), cache, sinks, 0.25f, 9.f, 3};
-  const rk_linear_op from_heads = {whole(kAttended), whole(kResidual), whole(kResidual), o.desc(), o, nullptr,
-                                   RK_GATE_NONE};
+  const rk_linear_op from_heads = {whole(kAttended), whole(kResidual), whole(kResidual), o.desc(), o,
+                                   nullptr,          RK_GATE_NONE};
   const bool fused = inner % 16 == 0;
-  const rk_linear_op first = {whole(kNormed), whole(fused ? kGated : kBoth), none, gate_up.desc(), gate_up, nullptr,
-                              fused ? RK_GATE_HALVES : RK_GATE_NONE};
+  const rk_linear_op first = {whole(kNormed), whole(fused ? kGated : kBoth),        none, gate_up.desc(), gate_up,
+                              nullptr,        fused ? RK_GATE_HALVES : RK_GATE_NONE};
   const rk_gated_activation_op between = {whole(kBoth), whole(kGated), activation};
   const rk_linear_op second = {whole(kGated), whole(kOut), none, down.desc(), down, nullptr, RK_GATE_NONE};
   const rk_add_op add = {kResidual, kOut};
@@ -448,21 +448,34 @@ void decoder(rk_dtype dtype, Kind kind, int64_t inner, int32_t activation) {
   const rk_route_op route = {whole(kLogits), whole(kWeights), whole(kIds), nullptr, RK_ROUTE_SOFTMAX, 1, 1, 1, 1.f};
   const rk_experts_op mix = {whole(kNormed), whole(kWeights), whole(kIds),
                              whole(kOut),    all.data(),      static_cast<int32_t>(experts)};
-  std::vector<rk_decoder_op> ops = {{RK_OP_RMSNORM, &normed},      {RK_OP_LINEAR, &to_heads},
-                                    {RK_OP_ROPE_STORE, &store},    {RK_OP_ATTENTION, &attend},
-                                    {RK_OP_LINEAR, &from_heads},   {RK_OP_RMSNORM, &normed},
+  std::vector<rk_decoder_op> ops = {{RK_OP_RMSNORM, &normed},   {RK_OP_LINEAR, &to_heads},   {RK_OP_ROPE_STORE, &store},
+                                    {RK_OP_ATTENTION, &attend}, {RK_OP_LINEAR, &from_heads}, {RK_OP_RMSNORM, &normed},
                                     {RK_OP_LINEAR, &first}};
   if (!fused) ops.push_back({RK_OP_GATED_ACTIVATION, &between});
-  for (const rk_decoder_op& op : {rk_decoder_op{RK_OP_LINEAR, &second}, {RK_OP_ADD, &add}, {RK_OP_RMSNORM, &normed},
-                                  {RK_OP_LINEAR, &scores}, {RK_OP_ROUTE, &route}, {RK_OP_EXPERTS, &mix},
+  for (const rk_decoder_op& op : {rk_decoder_op{RK_OP_LINEAR, &second},
+                                  {RK_OP_ADD, &add},
+                                  {RK_OP_RMSNORM, &normed},
+                                  {RK_OP_LINEAR, &scores},
+                                  {RK_OP_ROUTE, &route},
+                                  {RK_OP_EXPERTS, &mix},
                                   {RK_OP_ADD, &add}})
     ops.push_back(op);
 
   const Tensor positions = longs({4, 5, 6, 0, 1}), slots = longs({4, 5, 6, 8, 9});
   const Tensor pages = ints({0, 1, 2, 3}, {2, 2}), kv_lens = ints({7, 2}), starts = ints({0, 3, 5});
   Tensor hidden = numbers(dtype, {tokens, width});
-  rk_decoder_args args = {sizeof args, static_cast<int32_t>(buffers.size()), buffers.data(), ops.data(),
-                          static_cast<int64_t>(ops.size()), hidden, positions, slots, pages, kv_lens, starts, 3,
+  rk_decoder_args args = {sizeof args,
+                          static_cast<int32_t>(buffers.size()),
+                          buffers.data(),
+                          ops.data(),
+                          static_cast<int64_t>(ops.size()),
+                          hidden,
+                          positions,
+                          slots,
+                          pages,
+                          kv_lens,
+                          starts,
+                          3,
                           nullptr};
   int64_t bytes = 0;
   done("decoder_workspace_size", rk_decoder_workspace_size(&args, &bytes), {});

@@ -1,5 +1,5 @@
-"""Decoder against its definition: the ops that its records name, called one after the other, bit for
-bit."""
+"""Decoder against its definition: the ops that its records name, called one after the other, bit
+for bit."""
 
 from __future__ import annotations
 
@@ -329,9 +329,9 @@ def test_a_mixture_of_experts(name: str, kind: str) -> None:
     sizes = [HIDDEN, HIDDEN, EXPERTS, TOPK, TOPK, HIDDEN, HIDDEN]
     types = ["bfloat16", "bfloat16", "float32", "float32", "int32", "bfloat16", "bfloat16"]
     residual, x, logits, weights, ids, out, beside = (
-        records.Columns(number, 0, size) for number, size in enumerate(sizes)
+        records.Columns(buffer=number, first=0, count=size) for number, size in enumerate(sizes)
     )
-    half = records.Columns(0, HIDDEN // 2, HIDDEN // 2)
+    half = records.Columns(buffer=0, first=HIDDEN // 2, count=HIDDEN // 2)
     decoder = rk.Decoder(
         list(zip(sizes, types, strict=True)),
         [
@@ -359,11 +359,11 @@ def test_a_mixture_of_experts(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (records.Columns(1, 0, 4), "there is no buffer 1"),
-        (records.Columns(-1, 0, 4), "there is no buffer -1"),
-        (records.Columns(0, HIDDEN - 2, 4), "of buffer 0, which has 96"),
-        (records.Columns(0, -1, 4), "of buffer 0, which has 96"),
-        (records.Columns(0, 0, 0), "of buffer 0, which has 96"),
+        (records.Columns(buffer=1, first=0, count=4), "there is no buffer 1"),
+        (records.Columns(buffer=-1, first=0, count=4), "there is no buffer -1"),
+        (records.Columns(buffer=0, first=HIDDEN - 2, count=4), "of buffer 0, which has 96"),
+        (records.Columns(buffer=0, first=-1, count=4), "of buffer 0, which has 96"),
+        (records.Columns(buffer=0, first=0, count=0), "of buffer 0, which has 96"),
     ],
 )
 def test_columns_that_are_not_there(columns: records.Columns, message: str) -> None:
@@ -377,7 +377,7 @@ def test_columns_that_are_not_there(columns: records.Columns, message: str) -> N
 def test_buffers_that_cannot_be() -> None:
     model = Model()
     hidden, places = step(model, [2], [2])
-    every = records.Columns(0, 0, HIDDEN)
+    every = records.Columns(buffer=0, first=0, count=HIDDEN)
     norm = records.NormOp(x=every, out=every, weight=model.norm, eps=EPS)
     with pytest.raises(ValueError, match="buffer 1 has no columns"):
         rk.Decoder([(HIDDEN, "bfloat16"), (0, "float32")], [norm])(hidden, **places)

@@ -229,8 +229,9 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
 }  # fmt: skip
 
 
-# Those that the CPU runs in one call of the wheel (layers/cpu_program.py): without latent attention,
-# residual multipliers, scores that a position scales, gated shared experts, experts with biases.
+# Those that the CPU runs in one call of the wheel (layers/cpu_program.py): without latent
+# attention, residual multipliers, scores that a position scales, gated shared experts, experts with
+# biases.
 ONE_CALL = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
     "qwen2_5_vl", "qwen3_vl", "gemma2", "gemma3", "gemma3_vl", "smollm3", "smollm3_window",

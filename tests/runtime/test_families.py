@@ -21,7 +21,7 @@ from radix_runtime.quantization.base import LinearMethod
 from radix_runtime.quantization.dense import DenseMethod, PlainMethod
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Layer, Moe, RmsNorm, Rope, SoftmaxRouter
-from tests.runtime.family_models import FAMILY_MODELS, ONE_CALL, Checkpoints
+from tests.runtime.family_models import FAMILY_MODELS, Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.tiny_models import (
     Driver,
@@ -364,19 +364,3 @@ def test_16_bits(checkpoint: Checkpoints, name: str, dtype: torch.dtype, toleran
     expected = reference_logits(reference, ids)
     error = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert 1e-5 < float(error.median()) < tolerance
-
-
-@pytest.mark.parametrize("name", FAMILY_MODELS)
-def test_which_families_are_one_call_of_the_wheel(checkpoint: Checkpoints, name: str) -> None:
-    """And that it gives the bits of the modules."""
-    if ops.capabilities()["backend"] != "cpu":
-        pytest.skip("no native CPU library")
-    folder, _ = checkpoint(name)
-    driver = Driver(folder)
-    decoder = driver.model.model._cpu_decoder
-    assert decoder.applies_to(driver.pool) == (name in ONE_CALL)
-    ids = random_ids(driver.config, 30, seed=4)
-    expected = driver.step([(Sequence(0, ids), 30)])
-    decoder._is_possible = False
-    decoder._decoder = None
-    assert torch.equal(driver.step([(Sequence(1, ids), 30)]), expected)

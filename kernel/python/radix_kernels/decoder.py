@@ -205,14 +205,7 @@ class ExpertsOp:
 
 
 DecoderOp = (
-    NormOp
-    | LinearOp
-    | RopeStoreOp
-    | AttentionOp
-    | GatedActivationOp
-    | AddOp
-    | RouteOp
-    | ExpertsOp
+    NormOp | LinearOp | RopeStoreOp | AttentionOp | GatedActivationOp | AddOp | RouteOp | ExpertsOp
 )
 
 

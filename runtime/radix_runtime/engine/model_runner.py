@@ -19,6 +19,7 @@ from ..config import ServerArgs
 from ..device import Device, GraphRecorder, Memory, OutOfMemory, upload
 from ..distributed import Communicator
 from ..errors import ConfigError
+from ..layers.attention import Attention
 from ..layers.base import BuildContext
 from ..layers.weight import weight_bytes
 from ..memory.kv_layout import kv_dtype_named, kv_layout
@@ -216,6 +217,9 @@ class ModelRunner:
     def _use_pool(self, pool: KVPool, args: ServerArgs) -> None:
         """From now on steps run on `pool`: first those of the warm-up, into its dummy page."""
         self.kv_pool = pool
+        for module in self.model.modules():
+            if isinstance(module, Attention):
+                module.calibrate(pool)
         self.batch = ForwardBatch(
             self.device,
             pool,

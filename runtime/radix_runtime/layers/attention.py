@@ -1,13 +1,16 @@
 """The attention layer: q/k norm, RoPE, KV store, then the backend."""
 
+import math
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from .. import ops
 from ..attention.base import AttentionSpec
 from ..batch import ForwardBatch
 from ..families.tensor_views import TensorSource
+from ..memory.kv_pool import KVPool
 from ..quantization.base import meta_parameter
 from ..quantization.params import Part
 from ..specs import AllHeadsNorm, Gqa, HeadNorm, PositionScale
@@ -65,9 +68,10 @@ class Attention(Layer, Fusible):
         if spec.position_scale is not None:
             self._query_scales = _query_scales(ctx, spec.position_scale)
         self.scales_queries = spec.position_scale is not None
-        self.sinks = None
-        if spec.sinks:
-            self.sinks = meta_parameter(self.spec.num_heads, dtype=torch.float32)
+        sinks = meta_parameter(self.spec.num_heads, dtype=torch.float32)
+        self.sinks = sinks if spec.sinks else None
+        self.k_scale = self._kv_scale(ctx, "k_scale")
+        self.v_scale = self._kv_scale(ctx, "v_scale")
         self._first_head = ctx.communicator.rank * self.spec.num_heads
         self._total_heads = spec.num_heads
         self._backend = ctx.backend
@@ -83,16 +87,39 @@ class Attention(Layer, Fusible):
             return AllHeadsRMSNorm(ctx, block, eps=spec.qk_norm.norm.eps)
         return None
 
+    def _kv_scale(self, ctx: BuildContext, name: str) -> nn.Parameter | None:
+        """What an FP8 cache divides keys or values by, where the checkpoint was calibrated."""
+        if f"{ctx.name}.{name}" not in ctx.tensor_names:
+            return None
+        return meta_parameter(1, dtype=torch.float32)
+
+    def calibrate(self, pool: KVPool) -> None:
+        """Gives the layer's cache in `pool` the scales of the checkpoint, where it has them."""
+        for name, scale in (("k", self.k_scale), ("v", self.v_scale)):
+            if scale is not None:
+                pool.calibrate(name, self.spec.layer_id, scale.data)
+
+    def check_source(self, name: str, source: TensorSource, part: Part) -> None:
+        if name != "sinks" and tuple(source.get_shape()) not in ((), (1,)):
+            raise ValueError(f"has shape {source.get_shape()}, expected one scale")
+
     def weight_loader(
         self, name: str, param: torch.Tensor, source: TensorSource, part: Part
     ) -> None:
-        """Of the sinks."""
-        check_shape(source, (self._total_heads,))
-        param.copy_(source[self._first_head : self._first_head + len(param)])
+        """Of the sinks and the scales."""
+        if name == "sinks":
+            check_shape(source, (self._total_heads,))
+            param.copy_(source[self._first_head : self._first_head + len(param)])
+            return
+        scale = source[:] if source.get_shape() else source[...]
+        if not 0 < float(scale) < math.inf:
+            raise ValueError(f"is {float(scale)}, expected a positive number")
+        param.copy_(scale)
 
     def finalize(self, name: str) -> None:
-        assert self.sinks is not None
-        self.spec = replace(self.spec, sinks=self.sinks.data)
+        if name == "sinks":
+            assert self.sinks is not None
+            self.spec = replace(self.spec, sinks=self.sinks.data)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch

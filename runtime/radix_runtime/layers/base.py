@@ -21,7 +21,8 @@ class BuildContext:
     """What the constructors of a model pass down to its layers. `dtype`: the compute type of
     parameters and activations. `max_positions`: how many positions RoPE must reach, in tokens.
     `name`: the path of the module that is built. `checkpoint_names`: the names of modules in the
-    checkpoint, where its name rules lead from others to ours."""
+    checkpoint, where its name rules lead from others to ours. `tensor_names`: the tensors that the
+    checkpoint has, by our names, for parameters that it may lack."""
 
     communicator: Communicator
     backend: AttentionBackend
@@ -31,6 +32,7 @@ class BuildContext:
     max_positions: int
     name: str = ""
     checkpoint_names: Mapping[str, str] = field(default_factory=dict)
+    tensor_names: frozenset[str] = frozenset()
 
     def at(self, name: str) -> "BuildContext":
         """The same for a module inside of this one."""

@@ -111,7 +111,10 @@ class _Program:
     def _buffer(self, name: str, columns: int, dtype: str | None = None) -> ops.Columns:
         """All columns of a buffer; one of each name, size and type."""
         key = (name, columns, dtype or self._dtype)
-        return self._buffers.setdefault(key, ops.Columns(len(self._buffers), 0, columns))
+        if key not in self._buffers:
+            number = len(self._buffers)
+            self._buffers[key] = ops.Columns(buffer=number, first=0, count=columns)
+        return self._buffers[key]
 
     def _normed(self, norm: Any) -> ops.Columns:
         """The input of a block: the residual, normed where there is a norm."""
@@ -235,7 +238,7 @@ def _split(columns: ops.Columns, sizes: list[int]) -> list[ops.Columns]:
     found = []
     first = columns.first
     for size in sizes:
-        found.append(ops.Columns(columns.buffer, first, size))
+        found.append(ops.Columns(buffer=columns.buffer, first=first, count=size))
         first += size
     return found
 

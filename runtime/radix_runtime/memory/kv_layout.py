@@ -40,7 +40,8 @@ class KvLayout:
                           [656] bytes in FP8
 
     `query_dtype`: of the queries that meet the cache, and of what attention returns.
-    `constant_scales`: keys and values are FP8, divided by 1."""
+    `constant_scales`: keys and values are FP8, divided by a scale a layer: 1, or that of the
+    checkpoint."""
 
     page_size: int
     query_dtype: torch.dtype

@@ -40,6 +40,13 @@ class KVPool:
             self.k_scale = dict.fromkeys(self.k, one)
             self.v_scale = dict.fromkeys(self.v, one)
 
+    def calibrate(self, name: str, layer: int, scale: torch.Tensor) -> None:
+        """An FP8 cache divides what it stores of `name`, k or v, by `scale` [1], float32, from now
+        on; caches of other types need none. Before the first step."""
+        if self.layout.constant_scales:
+            scales = self.k_scale if name == "k" else self.v_scale
+            scales[layer] = scale
+
     def _written_once(self, part: KvPart, device: Device) -> torch.Tensor:
         """Zeros that were written, so that memory that is not there fails now, not under load."""
         shape = (self.num_pages + 1, self.page_size, *part.shape)

@@ -21,7 +21,7 @@ from .. import ops
 from ..checkpoint import checkpoint_files, open_checkpoint_file
 from ..config import ServerArgs
 from ..errors import ConfigError
-from ..families.names import Rule, apply_rules
+from ..families.names import Drop, Rename, Rule, apply_rules
 from ..families.tensor_views import TensorSource
 from ..gguf import is_gguf, open_gguf
 from ..layers.base import BuildContext, Layer, part_name
@@ -31,6 +31,7 @@ from ..progress import with_progress
 from ..quantization.gguf_tensors import gguf_tensors
 from ..quantization.params import Part
 from ..registry import Registry
+from ..specs import ModelSpec
 from .base import CausalLM
 from .decoder import DecoderForCausalLM
 
@@ -54,7 +55,11 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     checkpoint: _Checkpoint | None = None
     if args.load_format != "dummy":
         checkpoint = _checkpoint(config, Path(args.model_path or ""), ctx)
-        ctx = replace(ctx, checkpoint_names=checkpoint.module_names())
+        ctx = replace(
+            ctx,
+            checkpoint_names=checkpoint.module_names(),
+            tensor_names=frozenset(tensor.name for tensor in checkpoint.headers()),
+        )
     model = model_class(config.architecture)(ctx, config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     if not quiet:
@@ -120,8 +125,20 @@ def checkpoint_names(config: ModelConfig, path: Path, ctx: BuildContext) -> dict
 
 
 def _checkpoint(config: ModelConfig, path: Path, ctx: BuildContext) -> "_Checkpoint":
-    rules = (*ctx.quantization.names(), *config.names)
+    rules = (*_kv_scales(config.spec), *ctx.quantization.names(), *config.names)
     return _Checkpoint(path, rules, is_tied=config.spec.tied_head, dtype=ctx.dtype)
+
+
+def _kv_scales(spec: ModelSpec) -> Sequence[Rule]:
+    """Rules about the scales of an FP8 cache that a checkpoint was calibrated with, which writers
+    put beside the attention or the products of keys and values. Latent values have scales of their
+    own."""
+    if spec.keeps_latents:
+        return (Drop(r"\.[kv]_scale$"),)
+    return (
+        Rename(r"\.([kv])_proj\.(\1_scale|output_scale)$", r".\1_scale"),
+        Rename(r"\.self_attn\.attn\.([kv]_scale)$", r".self_attn.\1"),
+    )
 
 
 def model_class(architecture: str) -> type[CausalLM]:

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from ..errors import ConfigError
-from ..families.names import Drop, Rename, Rule
+from ..families.names import Rename, Rule
 from .at_load import AtLoad
 from .base import LinearMethod
 from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
@@ -66,12 +66,13 @@ class Fp8Config(QuantizationConfig):
         return Fp8FromFloats.at_load(name, target)
 
     def names(self) -> Sequence[Rule]:
-        """Scales of whole tensors have two names; those of the KV cache are not used."""
-        rules: list[Rule] = [Drop(r"\.[kv]_scale$")]
-        if self._storage.scales is Scales.TENSOR:
-            rules.append(Rename(r"\.weight_scale_inv$", ".weight_scale"))
-            rules.append(Rename(r"\.activation_scale$", ".input_scale"))
-        return rules
+        """Scales of whole tensors have two names."""
+        if self._storage.scales is not Scales.TENSOR:
+            return ()
+        return (
+            Rename(r"\.weight_scale_inv$", ".weight_scale"),
+            Rename(r"\.activation_scale$", ".input_scale"),
+        )
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
         if not kind.is_product or is_listed(name, self._ignored):

@@ -30,8 +30,9 @@ int64_t scratch_bytes(const rk_decoder_args& args, const rk_attention_op& op) {
   const int64_t dim = head_dim(op.cache);
   if (dim < 1) fail(RK_INVALID, "decoder: heads of the cache have no elements");
   const rk_tensor &table = *args.page_table, &k = *op.cache.k;
-  const rk_flash_attn_sizes sizes{sizeof sizes, args.hidden->shape[0], table.shape[0],   op.q.count / dim, k.shape[2],
-                                  dim,          k.shape[1],            table.shape[1],   args.max_seqlen_q};
+  const rk_flash_attn_sizes sizes{
+      sizeof sizes, args.hidden->shape[0], table.shape[0],   op.q.count / dim, k.shape[2], dim,
+      k.shape[1],   table.shape[1],        args.max_seqlen_q};
   int64_t bytes = 0;
   const rk_status status = rk_flash_attn_workspace_size(&sizes, &bytes);
   if (status != RK_OK) fail(status, "%s", std::string(rk_last_error()).c_str());

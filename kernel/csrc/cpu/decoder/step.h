@@ -56,8 +56,7 @@ class Bytes {
 
 class Step {
  public:
-  Step(const rk_decoder_args& args, const DecoderPlan& plan, char* memory)
-      : args(args), plan_(plan), memory_(memory) {}
+  Step(const rk_decoder_args& args, const DecoderPlan& plan, char* memory) : args(args), plan_(plan), memory_(memory) {}
 
   const rk_decoder_args& args;
 

@@ -1,7 +1,8 @@
 // A call's products on the thread pool.
 //
 //   stage   x -> scratch in the form that the kernel reads, zero beyond k
-//   tasks   (chunk of rows) x (group of packed blocks), the blocks innermost: a chunk of x stays in L2 while the weights
+//   tasks   (chunk of rows) x (group of packed blocks), the blocks innermost: a chunk of x stays in L2 while the
+//   weights
 //           stream past it; with few rows there is one chunk and every weight is read once
 //
 // Several products of a call (the experts of a layer) are staged together and make one list of tasks, so that no thread
