@@ -186,6 +186,13 @@ def deserialize_plan(data: bytes) -> StepPlan | EngineCommand:
     return _decoder.decode(data)
 
 
+class DeviceSpan(Protocol):
+    """When the device began with a step, and when it had done it."""
+
+    def seconds(self) -> tuple[float, float]:
+        """Both, on the clock of time.monotonic(). The device has passed them."""
+
+
 @dataclass(slots=True)
 class StepResult:
     """What a step gave the host, for the entries that sample (`plan.num_samples` > 0) in their
@@ -198,7 +205,8 @@ class StepResult:
     `late` bool [entries that sample], None without masks: decode entries whose mask had not come.
     They have drawn nothing, their rows are where they were, and a later step draws for them.
     `prompt_logprobs` runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n],
-    top_logprobs)."""
+    top_logprobs). `device_span` may be asked once the result is complete; None where the engine
+    does not tell."""
 
     step_id: int
     ids: np.ndarray
@@ -208,6 +216,7 @@ class StepResult:
     top_logprobs: np.ndarray | None = None
     late: np.ndarray | None = None
     prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    device_span: DeviceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,13 @@ def no_library(monkeypatch):
 def test_keys_and_ops():
     said = rk.capabilities()
     assert set(said) == {
-        "backend", "version", "abi_version", "isa", "devices", "python", "ops",
+        "backend", "version", "abi_version", "isa", "devices", "problem", "runtime", "python",
+        "ops",
     }  # fmt: skip
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
-        "DecoderLayer", "DenseDecoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
+        "Decoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
         "PackedWeight", "ShmCommunicator", "capabilities", "dequantize_gguf", "get_fallback",
         "get_num_threads", "pack_experts", "pack_weight", "rope_cos_sin_cache", "set_fallback",
         "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
@@ -112,34 +113,46 @@ def gpu_library(monkeypatch):
 
     def make(backend, isa):
         class Library:
+            def hip_runtime(self):
+                found = "libamdhip64.so.7" if isa.startswith("gfx") else ""
+                return found, "" if found else "no HIP runtime: nowhere"
+
             def __getattr__(self, name):
                 return isa if name == "isa" else lambda *args: None
 
         monkeypatch.setattr(_loader, "bind", Library())
         monkeypatch.setattr(_loader, "backend", backend)
+        monkeypatch.setattr(_loader, "targets", ("gfx942",) if backend == "rocm" else ())
         return rk.capabilities()["ops"]
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("backend", "isa", "devices"),
+    ("backend", "isa", "problem"),
     [
-        ("cpu", "avx2", ["cpu"]),
-        ("cuda", "sm_90", ["cuda"]),
-        ("cuda", "no device", []),
-        ("rocm", "gfx942", ["rocm"]),
-        ("rocm", "no HIP runtime", []),
+        ("cpu", "avx2", ""),
+        ("cuda", "sm_90", ""),
+        ("cuda", "no device", "the cuda library finds no GPU"),
+        ("rocm", "gfx942", ""),
+        ("rocm", "gfx1100", "the rocm library has code for gfx942, this GPU is gfx1100"),
+        ("rocm", "no device", "the rocm library finds no GPU"),
+        ("rocm", "no HIP runtime", "no HIP runtime: nowhere"),
     ],
 )
-def test_devices_are_those_that_the_library_serves(gpu_library, backend, isa, devices):
+def test_devices_are_those_that_the_library_serves(gpu_library, backend, isa, problem):
     """Asked of the library: torch need not have been imported."""
     gpu_library(backend, isa)
-    assert rk.capabilities()["devices"] == devices
+    said = rk.capabilities()
+    assert said["problem"] == problem
+    assert said["devices"] == ([] if problem else [backend])
+    assert said["runtime"] == ("libamdhip64.so.7" if isa.startswith("gfx") else "")
 
 
 def test_without_a_library_no_device_is_served(no_library):
-    assert rk.capabilities()["devices"] == []
+    said = rk.capabilities()
+    assert said["devices"] == []
+    assert said["problem"] == "no native library for this test"
 
 
 def test_dtypes_of_hopper(gpu_library, monkeypatch):

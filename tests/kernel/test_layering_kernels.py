@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower may not import higher; within a layer modules may import each other, but in no circle. A
 # name is a module or a folder of the package.
 LAYERS = (
-    ("_loader", "_arrays", "_ops", "_choices"),
+    ("_hip", "_loader", "_arrays", "_ops", "_choices"),
     ("logit_edits", "_exports"),
     ("_checks",),
     ("reference",),
@@ -31,11 +31,11 @@ LAYERS = (
     ),
     ("capabilities",),
     ("",),  # the package itself
-    ("torch_ops",),
+    ("torch_ops", "selftest"),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # What imports torch or Triton at once. Everything else loads them when they are first used.
-HEAVY = {"reference", "triton", "torch_ops"}
+HEAVY = {"reference", "triton", "torch_ops", "selftest"}
 # An import of the package in a function, because it loads what most callers do not need.
 HIDDEN = {("comm", "reference.comm")}
 

@@ -87,21 +87,24 @@ def test_doctor_tells_the_portable_level(here: Run, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("backend", "isa", "problem", "remedy"),
+    ("backend", "isa", "why", "remedy"),
     [
-        ("cuda", "no device", "need a GPU", "install radix-kernels-cpu in its place"),
-        ("rocm", "no HIP runtime", "need a GPU", "install radix-kernels-cpu in its place"),
+        ("cuda", "no device", "the cuda library finds no GPU", "make a GPU visible"),
+        ("rocm", "no device", "the rocm library finds no GPU", "make a GPU visible"),
+        ("rocm", "no HIP runtime", "no HIP runtime: nowhere", "install ROCm 6.3"),
+        ("rocm", "gfx1100", "this GPU is gfx1100", "build a wheel for this GPU"),
     ],
 )
 def test_doctor_tells_kernels_that_cannot_run_here(
     backend: str,
     isa: str,
-    problem: str,
+    why: str,
     remedy: str,
     here: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    facts = {**ops.capabilities(), "backend": backend, "isa": isa, "devices": []}
+    about = {"backend": backend, "isa": isa, "devices": [], "problem": why}
+    facts = {**ops.capabilities(), **about}
     monkeypatch.setattr(ops, "capabilities", lambda: facts)
     monkeypatch.setattr(ops.radix_kernels, "capabilities", lambda: facts)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -109,7 +112,10 @@ def test_doctor_tells_kernels_that_cannot_run_here(
     assert result.returncode == 78
     assert re.search(r"^kernel devices +none$", result.stdout, re.M)
     assert "no problems found" not in result.stdout
-    assert problem in result.stdout and remedy in result.stdout
+    assert f"problem: {why}" in result.stdout
+    assert f"    remedy: {remedy}" in result.stdout
+    assert "need a GPU" in result.stdout
+    assert "install radix-kernels-cpu in its place" in result.stdout
 
 
 def test_doctor_tells_a_gpu_beside_kernels_of_the_cpu(

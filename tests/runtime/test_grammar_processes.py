@@ -269,3 +269,22 @@ def test_the_cache_drops_what_was_used_least_recently() -> None:
     assert cache.find(grammars[1].key) is None
     assert cache.build(grammars[0])[1] == []
     assert backend.compiled == ["0", "1", "2", "3"]
+
+
+def test_the_end_waits_for_no_process() -> None:
+    """One that is busy, here because it is stopped, is killed."""
+    processes = Compilers(hello())
+    processes.begin()
+    deadline = time.monotonic() + PATIENCE
+    while processes.pid is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process = psutil.Process(processes.pid)
+    process.suspend()
+    thread = processes._thread
+    assert thread is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "_END_SECONDS", 10 * PATIENCE)
+        processes.close()
+        thread.join(PATIENCE)
+    assert not thread.is_alive() and not process.is_running()

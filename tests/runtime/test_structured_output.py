@@ -361,7 +361,7 @@ def test_an_idle_engine_has_forgotten_every_answer(engine: Engine) -> None:
     engine.generate(PROMPTS, constrained(regex="[a-z]{5}", n=2))
     engine.flush_cache()
     constraints = engine._scheduler.constraints
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while constraints._by_request and time.monotonic() < deadline:
         engine.get_server_info()
     assert not constraints._by_request and not constraints._known and not constraints._awaited

@@ -31,7 +31,7 @@ const char* isa() {
   int count = 0, device = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
 #if defined(__HIP__)
-  if (status == hipErrorNotInitialized) return "no HIP runtime";
+  if (status == radix::hip::kErrorNotInitialized) return "no HIP runtime";
 #endif
   if (status != cudaSuccess || count == 0) return "no device";
   static char text[32];

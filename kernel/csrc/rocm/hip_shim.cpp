@@ -1,35 +1,43 @@
 // The HIP functions that the kernels use, found when one is first called instead of when the library is loaded.
 //
 //   - the library imports where there is no ROCm, and then says so;
-//   - one wheel serves libamdhip64.so.5 to .7: these symbols kept their names, versions and C signatures;
-//   - in a process that has a HIP runtime already (PyTorch brings its own), that very copy is used.
+//   - one wheel serves libamdhip64.so.6 and .7: these symbols kept their names, versions and C signatures;
+//   - in a process that has a HIP runtime already (PyTorch brings its own), that very copy is used (hip_choice.h).
 //
 // Compiler-generated constructors register the device code here; the registrations are replayed to the real runtime
 // once it is open. Only functions of scalars, pointers, dim3 and the 64-byte IPC handle: the other structs of the HIP
 // API changed between releases.
+#include "rocm/hip_shim.h"
+
 #include <dlfcn.h>
 #include <link.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "rocm/hip_choice.h"
+#include "rocm/hip_constants.h"
 
 #define RK_SHIM extern "C" __attribute__((visibility("hidden")))
 
 namespace {
 
+using radix::hip::Choice;
+
 using Status = int;  // hipError_t
-constexpr Status kInvalidValue = 1, kNotInitialized = 3;
+constexpr Status kInvalidValue = 1;
 
 struct Dim3 {
   uint32_t x, y, z;
 };
 struct IpcHandle {
-  char bytes[64];
+  char bytes[radix::hip::kIpcHandleBytes];
 };
 struct LaunchConfig {
   Dim3 grid, block;
@@ -50,76 +58,132 @@ std::vector<Module*>& modules() {
   return all;
 }
 
+// An opened runtime that knows our kernels; without a handle, why there is none.
+struct Copy {
+  void* handle = nullptr;
+  std::string path;
+  std::string problem;
+};
+
+using RegisterBinary = void** (*)(const void*);
+using RegisterFunction = void (*)(void**, const void*, char*, const char*, int, void*, void*, void*, void*, int*);
+
+// Why a runtime cannot serve; "" where it can. HIP 6 brought a symbol that ours ask for.
+std::string unfit(void* handle, const std::string& path) {
+  if (!dlsym(handle, "hipGetDevicePropertiesR0600")) return path + " is older than HIP 6";
+  if (!dlsym(handle, "__hipRegisterFatBinary") || !dlsym(handle, "__hipRegisterFunction"))
+    return path + " lacks __hipRegisterFatBinary";
+  return "";
+}
+
+void register_modules(void* handle) {
+  const auto binary = reinterpret_cast<RegisterBinary>(dlsym(handle, "__hipRegisterFatBinary"));
+  const auto function = reinterpret_cast<RegisterFunction>(dlsym(handle, "__hipRegisterFunction"));
+  for (const Module* module : modules()) {
+    void** real = binary(module->fat_binary);
+    for (const Function& f : module->functions)
+      function(real, f.host, const_cast<char*>(f.name), f.name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
+  }
+}
+
+// The file behind a handle: the name it was opened by may be no more than that.
+std::string file_of(void* handle) {
+  link_map* map = nullptr;
+  return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+}
+
+// The runtime in use. Until torch is there every library that the process loads may change it: torch that is imported
+// after the first call brings the copy that launches have to go to from then on.
 class Runtime {
  public:
   static Runtime& get() {
-    static Runtime runtime;
-    return runtime;
+    static Runtime* const runtime = new Runtime;  // used until the very end of the process
+    return *runtime;
   }
-  void* symbol(const char* name) const { return handle_ ? dlsym(handle_, name) : nullptr; }
-  const char* problem() const { return problem_.c_str(); }
+  const Copy& current() {
+    if (settled_.load(std::memory_order_acquire)) return *current_.load(std::memory_order_relaxed);
+    if (seen_.load(std::memory_order_acquire) != radix::hip::libraries_loaded()) choose();
+    return *current_.load(std::memory_order_acquire);
+  }
+  // From the next call on `bundled` are known: files that torch or rocm_sdk will load.
+  void bundle(const std::vector<std::string>& bundled) {
+    const std::lock_guard lock(mutex_);
+    bundled_ = bundled;
+    seen_.store(kNever, std::memory_order_release);
+  }
 
  private:
-  Runtime() {
-    std::vector<std::string> names;
-    dl_iterate_phdr(collect_loaded, &names);
-    if (names.size() > 1) {
-      problem_ = "two HIP runtimes in one process: " + names[0] + " and " + names[1];
-      return;
-    }
-    if (names.empty()) names = candidates();
-    for (const auto& name : names) {
-      handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-      if (handle_) break;
-      problem_ += (problem_.empty() ? "no HIP runtime: " : "; ") + std::string(dlerror());
-    }
-    if (handle_) register_modules();
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  void choose() {
+    const std::lock_guard lock(mutex_);
+    const Choice choice = radix::hip::choose(bundled_);
+    current_.store(open(choice), std::memory_order_release);
+    seen_.store(radix::hip::libraries_loaded(), std::memory_order_release);
+    if (choice.settled) settled_.store(true, std::memory_order_release);
   }
 
-  static int collect_loaded(dl_phdr_info* info, size_t, void* out) {
-    const char* slash = std::strrchr(info->dlpi_name, '/');
-    const char* base = slash ? slash + 1 : info->dlpi_name;
-    if (std::strncmp(base, "libamdhip64", 11) == 0)
-      static_cast<std::vector<std::string>*>(out)->push_back(info->dlpi_name);
-    return 0;
-  }
-
-  static std::vector<std::string> candidates() {
-    if (const char* path = std::getenv("RADIX_LIBHIP")) return {path};
-    return {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "/opt/rocm/lib/libamdhip64.so"};
-  }
-
-  void register_modules() {
-    using RegisterBinary = void** (*)(const void*);
-    using RegisterFunction = void (*)(void**, const void*, char*, const char*, int, void*, void*, void*, void*, int*);
-    const auto binary = reinterpret_cast<RegisterBinary>(symbol("__hipRegisterFatBinary"));
-    const auto function = reinterpret_cast<RegisterFunction>(symbol("__hipRegisterFunction"));
-    if (!binary || !function) {
-      problem_ = "the HIP runtime lacks __hipRegisterFatBinary";
-      handle_ = nullptr;
-      return;
+  const Copy* open(const Choice& choice) {
+    std::string problem = choice.problem;
+    for (const std::string& path : choice.paths) {
+      void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+      const std::string why = handle ? unfit(handle, path) : dlerror();
+      if (handle && why.empty()) return known(handle);
+      if (handle) dlclose(handle);
+      problem += (problem.empty() ? "no HIP runtime: " : "; ") + why;
     }
-    for (const Module* module : modules()) {
-      void** real = binary(module->fat_binary);
-      for (const Function& f : module->functions)
-        function(real, f.host, const_cast<char*>(f.name), f.name, -1, nullptr, nullptr, nullptr, nullptr, nullptr);
-    }
+    copies_.push_back({nullptr, "", problem});
+    return &copies_.back();
   }
 
-  void* handle_ = nullptr;
-  std::string problem_;
+  // The copy of this handle, which is told of our kernels once.
+  const Copy* known(void* handle) {
+    for (const Copy& copy : copies_)
+      if (copy.handle == handle) return &copy;
+    register_modules(handle);
+    copies_.push_back({handle, file_of(handle), ""});
+    return &copies_.back();
+  }
+
+  std::mutex mutex_;
+  std::vector<std::string> bundled_;
+  std::deque<Copy> copies_;  // none moves or ends
+  std::atomic<const Copy*> current_{nullptr};
+  std::atomic<uint64_t> seen_{kNever};
+  std::atomic<bool> settled_{false};
 };
+
+void* symbol(const char* name) {
+  const Copy& copy = Runtime::get().current();
+  return copy.handle ? dlsym(copy.handle, name) : nullptr;
+}
 
 // Calls the real function of that name; hipErrorNotInitialized where there is no runtime.
 template <class... Params, class... Args>
 Status forward(const char* name, Args... args) {
-  const auto real = reinterpret_cast<Status (*)(Params...)>(Runtime::get().symbol(name));
-  return real ? real(args...) : kNotInitialized;
+  const auto real = reinterpret_cast<Status (*)(Params...)>(symbol(name));
+  return real ? real(args...) : radix::hip::kErrorNotInitialized;
 }
 
 thread_local std::vector<LaunchConfig> launches;
 
 }  // namespace
+
+namespace radix::hip {
+
+void set_bundled(const std::vector<std::string>& paths) {
+  Runtime::get().bundle(paths);
+}
+
+const char* runtime_path() {
+  return Runtime::get().current().path.c_str();
+}
+
+const char* runtime_problem() {
+  return Runtime::get().current().problem.c_str();
+}
+
+}  // namespace radix::hip
 
 RK_SHIM void** __hipRegisterFatBinary(const void* fat_binary) {
   auto* module = new Module{fat_binary, {}};  // lives as long as the process
@@ -169,14 +233,13 @@ RK_SHIM Status hipDeviceGetAttribute(int* value, int attribute, int device) {
   return forward<int*, int, int>("hipDeviceGetAttribute", value, attribute, device);
 }
 
-// The GPU's name without its features (gfx942); false where the runtime is older than HIP 6. Its properties are a
-// struct of 1,472 bytes, which may grow, with the name at 1,160.
+// The GPU's name without its features (gfx942); false where the runtime does not say it.
 RK_SHIM bool rk_hip_arch_name(int device, char* name, size_t bytes) {
-  constexpr size_t kRoom = 8192, kArchName = 1160;
-  alignas(16) static char properties[kRoom];
+  alignas(16) char properties[radix::hip::kPropertiesRoom];
   if (forward<void*, int>("hipGetDevicePropertiesR0600", static_cast<void*>(properties), device)) return false;
-  const size_t length = std::min(std::strcspn(properties + kArchName, ":"), bytes - 1);
-  std::memcpy(name, properties + kArchName, length);
+  const char* found = properties + radix::hip::kArchNameOffset;
+  const size_t length = std::min(std::strcspn(found, ":"), bytes - 1);
+  std::memcpy(name, found, length);
   name[length] = 0;
   return length != 0;
 }
@@ -213,6 +276,6 @@ RK_SHIM Status hipIpcCloseMemHandle(void* memory) {
 }
 
 RK_SHIM const char* hipGetErrorString(Status status) {
-  const auto real = reinterpret_cast<const char* (*)(Status)>(Runtime::get().symbol("hipGetErrorString"));
-  return real ? real(status) : Runtime::get().problem();
+  const auto real = reinterpret_cast<const char* (*)(Status)>(symbol("hipGetErrorString"));
+  return real ? real(status) : Runtime::get().current().problem.c_str();
 }

@@ -10,6 +10,7 @@
 #include "radix_kernels/experts.h"
 #include "radix_kernels/fused_rope.h"
 #include "radix_kernels/gemm.h"
+#include "radix_kernels/hip.h"
 #include "radix_kernels/kv_cache.h"
 #include "radix_kernels/layernorm.h"
 #include "radix_kernels/library.h"

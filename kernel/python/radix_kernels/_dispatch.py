@@ -152,18 +152,22 @@ def _native(op: str, device: str) -> Native | None:
     only = _only_architecture(op)
     if only and isa() != only:
         return None
-    if _foreign_chip():
+    if foreign_chip():
         return None
     found: Native | None = getattr(_loader.bind, op, None)
     return found
 
 
-def _foreign_chip() -> bool:
-    """True on a GPU that the ROCm library has no code for. Without a GPU nothing is known."""
+def foreign_chip() -> str:
+    """Says that the ROCm library has no code for this GPU; '' where it has some, and without a GPU,
+    where nothing is known."""
     if _loader.backend != "rocm" or not _loader.targets:
-        return False
+        return ""
     chip = isa()
-    return chip.startswith("gfx") and chip != "gfx" and chip not in _loader.targets
+    if not chip.startswith("gfx") or chip == "gfx" or chip in _loader.targets:
+        return ""
+    known = " and ".join(_loader.targets)
+    return f"the rocm library has code for {known}, this GPU is {chip}"
 
 
 def _only_architecture(op: str) -> str:
@@ -192,9 +196,8 @@ def _why_not_native(op: str, device: str, dtype: str = "bfloat16") -> str:
         return _loader.reason
     if device not in _SERVES.get(str(_loader.backend), ()):
         return f"the {_loader.backend} kernels do not serve {device} tensors"
-    if _foreign_chip():
-        known = " and ".join(_loader.targets)
-        return f"the rocm library has code for {known}, this GPU is {isa()}"
+    if chip := foreign_chip():
+        return chip
     if _native(op, device) is not None and _refuses(op, dtype):
         return f"the {_loader.backend} library has no {dtype} {op}"
     only = _only_architecture(op)

@@ -65,6 +65,10 @@ def _version() -> str:
 
 _refuse_siblings()
 bind, reason = _load()
+if bind is not None and hasattr(bind, "set_bundled_hip"):
+    from . import _hip
+
+    bind.set_bundled_hip(_hip.bundled())
 version = _version()
 backend: str | None = bind.backend if bind else None
 abi_version: int | None = bind.abi_version if bind else None

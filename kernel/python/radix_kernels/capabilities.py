@@ -8,25 +8,32 @@ from typing import Any
 from . import _dispatch, _loader
 from ._ops import OPS, OpSpec
 
-_NO_GPU = ("no device", "no HIP runtime")  # what a GPU library says instead of an architecture
+# What a GPU library says instead of an architecture.
+_NO_DEVICE = "no device"
+_NO_RUNTIME = "no HIP runtime"
 
 
 def capabilities() -> dict[str, Any]:
     """The implementation of each op and dtype on this installation, and why.
 
     Keys: `backend` (cpu, cuda, rocm, or None without a native library), `version`, `abi_version`,
-    `isa`, `devices` (device types the native library serves here), `python`, and `ops`: op ->
-    dtype -> {`impl`: `cpu:avx512` | `triton` | `reference` ..., `why`}. An op is described for the
-    backend's device; without a backend, for the CPU. The dtype of attention and of `store_kv_cache`
+    `isa`, `devices` (device types the native library serves here), `problem` (why it serves none:
+    no library, no HIP runtime, no GPU, a GPU that it has no code for; '' where it does), `runtime`
+    (the file of the HIP runtime that a ROCm library calls), `python`, and `ops`: op -> dtype ->
+    {`impl`: `cpu:avx512` | `triton` | `reference` ..., `why`}. An op is described for the backend's
+    device; without a backend, for the CPU. The dtype of attention and of `store_kv_cache`
     is that of the cache (queries then have it too, or are 16-bit for FP8, any float for INT8).
     """
     device = _loader.backend if _loader.backend in ("cuda", "rocm") else "cpu"
+    problem = _problem()
     return {
         "backend": _loader.backend,
         "version": _loader.version,
         "abi_version": _loader.abi_version,
         "isa": _dispatch.isa(),
-        "devices": _devices(),
+        "devices": [] if problem else [_loader.backend],
+        "problem": problem,
+        "runtime": _hip_runtime()[0],
         "python": platform.python_version(),
         "ops": {op.name: _by_dtype(op, device) for op in OPS},
     }
@@ -43,9 +50,21 @@ def _by_dtype(op: OpSpec, device: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def _devices() -> list[str]:
-    """The device type of the library's backend; none without a library, or without a GPU that it
-    could run on."""
-    if _loader.backend is None or _dispatch.isa() in _NO_GPU:
-        return []
-    return [_loader.backend]
+def _problem() -> str:
+    """Why the native library serves no device here; '' where it serves its backend's."""
+    if _loader.backend is None:
+        return _loader.reason
+    isa = _dispatch.isa()
+    if isa == _NO_RUNTIME:
+        return _hip_runtime()[1]
+    if isa == _NO_DEVICE:
+        return f"the {_loader.backend} library finds no GPU"
+    return _dispatch.foreign_chip()
+
+
+def _hip_runtime() -> tuple[str, str]:
+    """(file, why there is none) of the HIP runtime; empty for libraries that call none."""
+    if _loader.backend != "rocm" or _loader.bind is None:
+        return "", ""
+    found: tuple[str, str] = _loader.bind.hip_runtime()
+    return found

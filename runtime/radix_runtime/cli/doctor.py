@@ -88,13 +88,26 @@ def _kernels() -> Facts:
     yield "kernel library", f"{facts['version']}, backend {facts['backend']}"
     yield "instruction set", facts["isa"]
     yield "kernel devices", ", ".join(facts["devices"]) or "none"
+    if facts["runtime"]:
+        yield "hip runtime", facts["runtime"]
     if facts["backend"] is None:
         yield Problem(
             "no native kernels: all would run on the slow reference",
             "install a kernel wheel (`make wheel`)",
         )
+    elif facts["problem"]:
+        yield Problem(facts["problem"], _remedy(facts["isa"]))
     if facts["isa"] == "portable":
         yield Problem(ops.PORTABLE, "use a CPU with AVX2, or unset RADIX_CPU_ISA")
+
+
+def _remedy(isa: str) -> str:
+    """For kernels of a GPU library that cannot run here."""
+    if isa == "no HIP runtime":
+        return "install ROCm 6.3 or later, or name its libamdhip64.so in RADIX_LIBHIP"
+    if isa == "no device":
+        return "make a GPU visible (its driver, HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES)"
+    return "build a wheel for this GPU (make wheel BACKEND=rocm ARCHS=...)"
 
 
 def _ops() -> Facts:

@@ -11,7 +11,7 @@ import torch
 from .. import ops
 from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
-from ..device import Device
+from ..device import Device, Span
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
@@ -72,6 +72,7 @@ class LocalExecutor:
         self._device = device
         self._communicator = communicator or Communicator()
         self._stream = DeferredStream(device.stream(self._check))
+        self._clock = device.clock()
         try:
             self.runner = self._stream.submit(
                 build_rank, args, config, device, self._communicator
@@ -99,9 +100,10 @@ class LocalExecutor:
         if self.failure is not None:  # the state that this step builds on is not what it expects
             raise EngineDeadError(self.failure)
         try:
-            if masks is None:
-                return self.runner.run(plan)
-            return self._run_masked(plan, masks)
+            start = self._clock.start()
+            result = self.runner.run(plan) if masks is None else self._run_masked(plan, masks)
+            result.device_span = Span(self._clock, start=start, end=self._clock.end())
+            return result
         except MaskError:
             raise
         except BaseException as error:

@@ -18,15 +18,11 @@ static_assert(sizeof(cudaIpcMemHandle_t) == RK_GPU_COMM_HANDLE_BYTES);
 static_assert(kMaxRanks == RK_GPU_COMM_MAX_RANKS && kMaxChannels * sizeof(uint32_t) <= kPage);
 static_assert((1 + kMaxRanks) * kLineWords * 8 <= kPage);
 
-#if defined(__HIP__)
-constexpr unsigned kUncached = 3;  // hipDeviceMallocUncached, which older headers do not name
-#endif
-
 // Memory that other GPUs write to while a kernel of ours reads it.
 char* allocate_shared(size_t bytes) {
   void* memory = nullptr;
 #if defined(__HIP__)
-  check_gpu(hipExtMallocWithFlags(&memory, bytes, kUncached), kName);
+  check_gpu(hipExtMallocWithFlags(&memory, bytes, hip::kMallocUncached), kName);
 #else
   check_gpu(cudaMalloc(&memory, bytes), kName);
 #endif

@@ -5,6 +5,8 @@
 
 #if defined(__HIP__)
 #include <hip/hip_runtime.h>
+
+#include "rocm/hip_check.h"
 #define RK_WARP 64
 #define cudaError_t hipError_t
 #define cudaSuccess hipSuccess
@@ -14,23 +16,20 @@
 #define cudaSetDevice hipSetDevice
 #define cudaGetDeviceCount hipGetDeviceCount
 #define cudaDeviceGetAttribute hipDeviceGetAttribute
-#define cudaDevAttrComputeCapabilityMajor hipDeviceAttributeComputeCapabilityMajor
-#define cudaDevAttrComputeCapabilityMinor hipDeviceAttributeComputeCapabilityMinor
-#define cudaDevAttrMultiProcessorCount hipDeviceAttributeMultiprocessorCount
+#define cudaDevAttrMultiProcessorCount static_cast<hipDeviceAttribute_t>(radix::hip::kAttributeMultiprocessorCount)
 #define cudaLaunchKernel hipLaunchKernel
 #define cudaFree hipFree
 #define cudaMemset hipMemset
 #define cudaDeviceSynchronize hipDeviceSynchronize
 #define cudaHostRegister hipHostRegister
-#define cudaHostRegisterMapped hipHostRegisterMapped
+#define cudaHostRegisterMapped radix::hip::kHostRegisterMapped
 #define cudaHostGetDevicePointer hipHostGetDevicePointer
 #define cudaHostUnregister hipHostUnregister
 #define cudaIpcMemHandle_t hipIpcMemHandle_t
 #define cudaIpcGetMemHandle hipIpcGetMemHandle
 #define cudaIpcOpenMemHandle hipIpcOpenMemHandle
 #define cudaIpcCloseMemHandle hipIpcCloseMemHandle
-// HIP 6 and later; headers before it say 0, which those runtimes refuse.
-#define cudaIpcMemLazyEnablePeerAccess 1u
+#define cudaIpcMemLazyEnablePeerAccess radix::hip::kIpcLazyEnablePeerAccess
 #else
 #include <cuda_runtime.h>
 #define RK_WARP 32
