@@ -128,7 +128,9 @@ def _time_masks(vocabulary: Vocabulary, masker: Masker, args: argparse.Namespace
 def _time_compiling(vocabulary: Vocabulary, compilers: Compilers, args: argparse.Namespace) -> None:
     backend = grammar_backends.get("llguidance")(vocabulary, 0)
     compilers.compile(Constraint("regex", "a")).result()
-    here, there, again = [], [], []
+    here: list[float] = []
+    there: list[float] = []
+    again: list[float] = []
     for number in range(1, args.compiled + 1):
         began = time.thread_time()
         backend.compile(schema(number))
