@@ -2,11 +2,11 @@
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from radix_runtime.constraint import Constraint
 from radix_runtime.grammar.backend import Advance, GrammarBackend, Matcher, Vocabulary
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(Path(args.tokenizer))
     size = tokenizer.vocab_size
     vocabulary = Vocabulary.of(tokenizer, size, [tokenizer.eos_token_id or 0])
-    print(f"{size} tokens; load {psutil.getloadavg()[0]:.0f} on {psutil.cpu_count()} cores")
+    print(f"{size} tokens; load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     masker = Masker(_hello(vocabulary, args), on_failure=_fail)
     compilers = Compilers(_hello(vocabulary, args))
     try:
@@ -146,13 +146,17 @@ def _time_compiling(vocabulary: Vocabulary, compilers: Compilers, args: argparse
 
 
 def _cache_schemas(masker: Masker, count: int) -> None:
-    process = psutil.Process(masker.pid)
-    before = process.memory_info().rss
+    before = _resident_bytes(masker.pid)
     for number in range(1, count + 1):
         masker.open(1000 + number, schema(number), stop_ids=[], min_tokens=0).result()
         masker.close_answers([1000 + number])
-    after = process.memory_info().rss
+    after = _resident_bytes(masker.pid)
     print(f"masker: {before >> 20} MB, with {count} schemas cached {after >> 20} MB")
+
+
+def _resident_bytes(pid: int | None) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _figures(seconds: list[float]) -> str:
