@@ -1,11 +1,11 @@
-"""python -m bench.grammar maskbench --data DIR"""
+"""python -m bench.grammar maskbench --data DIR | processes"""
 
 import argparse
 from pathlib import Path
 
 from radix_runtime.hub import DEMO_MODEL_DIR
 
-from . import maskbench
+from . import maskbench, processes
 
 
 def main() -> None:
@@ -18,7 +18,16 @@ def main() -> None:
     mode.add_argument("--jobs", type=int, default=2, help="processes")
     mode.add_argument("--backend", default="llguidance", help="a registered grammar backend")
     mode.add_argument("--refused", action="store_true", help="list the reasons of refusals")
-    maskbench.run(parser.parse_args())
+    mode.set_defaults(run=maskbench.run)
+    mode = modes.add_parser("processes", help="what they add to the library's work")
+    mode.add_argument("--tokenizer", default=str(DEMO_MODEL_DIR), help="folder of a tokenizer")
+    mode.add_argument("--rows", type=int, default=64, help="constrained answers")
+    mode.add_argument("--threads", type=int, default=1, help="that compute masks")
+    mode.add_argument("--compiled", type=int, default=100, help="schemas for a verdict")
+    mode.add_argument("--schemas", type=int, default=1000, help="schemas to cache")
+    mode.set_defaults(run=processes.run)
+    args = parser.parse_args()
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,25 @@ def test_a_compiler_that_is_killed_loses_nothing(compilers: Compilers) -> None:
     assert compilers.pid != pid
 
 
+def test_a_fork_serves_until_it_dies(compilers: Compilers) -> None:
+    def fork_after(regex: str) -> psutil.Process:
+        assert compilers.compile(Constraint("regex", regex)).result(PATIENCE) == []
+        (fork,) = psutil.Process(compilers.pid).children()
+        return fork
+
+    fork = fork_after("a")
+    assert fork_after("b") == fork
+    fork.kill()
+    fork = fork_after("c")
+    fork.suspend()
+    crashed = compilers.compile(Constraint("regex", "d"))
+    fork.kill()
+    with pytest.raises(RequestError) as error:
+        crashed.result(PATIENCE)
+    assert (error.value.status, error.value.code) == (400, "grammar_too_complex")
+    assert fork_after("e") != fork
+
+
 def test_limits_of_a_grammar_end_that_grammar_alone() -> None:
     compilers = Compilers(hello(cpu_seconds=0.05))
     try:

@@ -7,20 +7,25 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from jsonschema import Draft202012Validator
 
 from tests.runtime.server_process import Server
 
-STREAMS = 16
-HOSTILE = 200 if os.environ.get("RADIX_TEST_FULL") else 60
+FULL = bool(os.environ.get("RADIX_TEST_FULL"))
+STREAMS = 32 if FULL else 16
+HOSTILE = 200 if FULL else 60
+HEALTH_LOOKS = 400 if FULL else 20
 MASKS = "radix: grammar masks"
 COMPILER = "radix: grammar compiler"
 SCHEMA = {
@@ -154,25 +159,73 @@ def test_a_grammar_is_refused_before_it_is_queued(server: Server) -> None:
     assert after["num_requests_total"] == before["num_requests_total"]
 
 
+LOOK = """
+import http.client, json, sys, time
+host, port, looks = sys.argv[1:]
+seconds = []
+for _ in range(int(looks)):
+    began = time.monotonic()
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
+    seconds.append(time.monotonic() - began)
+    time.sleep(0.02)
+print(json.dumps(seconds))
+"""
+
+
+def with_health(server: Server, load: Callable[[], None], seconds: list[float]) -> None:
+    """Runs `load`, and meanwhile asks for the health from a process that does nothing else."""
+    url = httpx.URL(server.url)
+    arguments = [url.host, str(url.port), str(HEALTH_LOOKS)]
+    looks = subprocess.Popen([sys.executable, "-c", LOOK, *arguments], stdout=subprocess.PIPE)
+    try:
+        load()
+    finally:
+        output, _ = looks.communicate(timeout=600)
+    assert looks.returncode == 0
+    seconds += json.loads(output)
+
+
+def figures(seconds: list[float]) -> str:
+    median, late = np.percentile(seconds, [50, 99]) * 1000
+    return f"p50 {median:.1f}, p99 {late:.1f}"
+
+
 def test_hostile_grammars_hurt_nobody(server: Server) -> None:
-    expected = all_streams(server, lambda: None)
-    for number in range(1, STREAMS, 2):
-        assert re.match("([a-z]{1,6} )+", expected[number][1])
     seed = random.SystemRandom().randrange(1 << 30)
     source = random.Random(seed)
-    statuses: list[int] = []
 
-    def attack() -> None:
-        bodies = [hostile(source) for _ in range(HOSTILE)]
+    def send(bodies: list[dict[str, Any]]) -> list[int]:
         with ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda body: chat(server, **body, max_tokens=4), bodies)
-            for body, answer in zip(bodies, answers, strict=True):
-                shown = (seed, json.dumps(body)[:200], answer.text[:300])
-                assert answer.status_code in (200, 400), shown
-                statuses.append(answer.status_code)
+            answers = list(pool.map(lambda body: chat(server, **body, max_tokens=4), bodies))
+        for body, answer in zip(bodies, answers, strict=True):
+            shown = (seed, json.dumps(body)[:200], answer.text[:300])
+            assert answer.status_code in (200, 400), shown
+        return [answer.status_code for answer in answers]
 
-    assert all_streams(server, attack) == expected
+    calm: list[float] = []
+    ordinary = [{"json_schema": {**SCHEMA, "title": str(number)}} for number in range(HOSTILE)]
+
+    def without() -> None:
+        assert set(send(ordinary)) == {200}
+
+    expected = all_streams(server, lambda: with_health(server, without, calm))
+    for number in range(1, STREAMS, 2):
+        assert re.match("([a-z]{1,6} )+", expected[number][1])
+    statuses: list[int] = []
+    under_attack: list[float] = []
+
+    attack = [hostile(source) for _ in range(HOSTILE)]
+
+    def meanwhile() -> None:
+        with_health(server, lambda: statuses.extend(send(attack)), under_attack)
+
+    assert all_streams(server, meanwhile) == expected
     assert {200, 400} == set(statuses)
+    print(f"{statuses.count(200)} served, {statuses.count(400)} refused")
+    print("GET /health, ms:", figures(calm), "without,", figures(under_attack), "with them")
     assert chat(server, regex="ok").json()["choices"][0]["message"]["content"] == "ok"
     assert httpx.get(f"{server.url}/health").status_code == 200
     check_idle(server)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from radix_runtime.engine.graph_sizes import choose_shapes
 from radix_runtime.engine.graphs import StepGraphs
 from radix_runtime.engine.model_runner import ModelRunner
 from radix_runtime.errors import ConfigError
-from radix_runtime.step_plan import StepPlan, decode_plan, prefill_plan
+from radix_runtime.step_plan import Forward, RowSampling, StepPlan, decode_plan, prefill_plan
 from radix_runtime.step_shape import StepShapes, default_decode_sizes, default_token_sizes
 from tests.runtime.tiny_models import reference_model, save
 
@@ -160,6 +161,48 @@ def test_captured_steps_give_the_same_tokens(
     with monkeypatch.context() as context:
         context.setattr(ModelRunner, "pads_steps", lambda runner, args: False)
         assert answers(folder, **settings) == captured
+
+
+class FreeMasks:
+    """StepMasks that allow everything; the samples `late` have none."""
+
+    def __init__(self, count: int, late: list[int]) -> None:
+        self.words = np.full((count, 5), 0xFFFFFFFF, np.uint32)
+        self.late = np.isin(np.arange(count), late)
+
+    def take(self, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
+        return self.words, self.late
+
+
+def test_late_masks_of_captured_steps(folder: Path, recorder: FakeRecorder) -> None:
+    """A row without a mask stays where it was, beside padding and before a step that is replayed;
+    the tokens are those of steps in which nobody was late."""
+
+    def run(pattern: list[list[int]]) -> list[list[int]]:
+        plan = prefill_plan([4, 1], [[3, 4, 5], [8, 9]], new_rows=new_rows)
+        plan.page_rows = np.array([4, 4, 4, 1, 1, 1], np.int32)
+        plan.page_index = np.array([0, 1, 2, 0, 1, 2], np.int32)
+        plan.page_ids = np.arange(6, dtype=np.int32)
+        found = [[int(token)] for token in engine.executor.launch(plan).result().ids]
+        for step, late in enumerate(pattern):
+            plan = decode_plan([4, 1], [4 + step, 3 + step])
+            masks = FreeMasks(2, late) if late else None
+            ids = engine.executor.launch(plan, masks).result().ids.tolist()
+            for row in {0, 1} - set(late):
+                found[row].append(ids[row])
+        return found
+
+    params = SamplingParams(temperature=0.9, frequency_penalty=0.5)
+    new_rows = [RowSampling(row=row, seed=row, params=params) for row in (4, 1)]
+    options: dict[str, Any] = {"max_running_requests": MAX_BATCH, "max_total_tokens": 1024}
+    with Engine(
+        folder, device="cpu", attention_backend="torch_native", page_size=4, **options
+    ) as engine:
+        expected = run([[], [], []])
+        replayed = recorder.replayed
+        first, second = run([[0], [], [1], [0], [], [1], []])
+        assert recorder.replayed > replayed
+    assert first[:4] == expected[0] and second[:4] == expected[1]
 
 
 def test_disabled_graphs_pad_alike(folder: Path, recorder: FakeRecorder) -> None:

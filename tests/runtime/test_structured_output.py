@@ -292,6 +292,9 @@ def test_kills_lose_nothing(engine: Engine) -> None:
     assert batch(engine, n=2) == expected
 
 
+FULL = bool(os.environ.get("RADIX_TEST_FULL"))
+
+
 def random_schema(source: random.Random, depth: int = 2) -> dict[str, Any]:
     """Schemas of bounded texts, so that answers end."""
     kind = source.choice(["object", "array", "leaf"] if depth else ["leaf"])
@@ -320,10 +323,20 @@ def random_schema(source: random.Random, depth: int = 2) -> dict[str, Any]:
     )  # fmt: skip
 
 
+@pytest.mark.skipif(not FULL, reason="the long form")
+def test_random_schemas_of_random_weights() -> None:
+    """A model that prefers nothing, under schemas that end its answers."""
+    with Engine(dtype="float32", load_format="dummy", random_seed=5) as other:
+        check_random_schemas(other, 1_000)
+
+
 def test_random_schemas(engine: Engine) -> None:
+    check_random_schemas(engine, 1_000 if FULL else 60)
+
+
+def check_random_schemas(engine: Engine, count: int) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     source = random.Random(seed)
-    count = 1_000 if os.environ.get("RADIX_TEST_FULL") else 60
     schemas = [random_schema(source) for _ in range(count)]
     params = [
         constrained(

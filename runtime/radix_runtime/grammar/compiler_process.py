@@ -1,8 +1,9 @@
-"""The process that tries grammars: each in a fork of its own, which is killed at its limits."""
+"""The process that tries grammars: in forks of its own, which are killed at its limits."""
 
-# The fork costs a millisecond and finds the vocabulary in memory; a kill costs nobody but the
-# grammar that deserved it. An address-space limit would not do: stacks and arenas of threads count
-# for it.
+# A fork finds the vocabulary in memory, and serves one grammar after the other for as long as they
+# behave: the first one costs it some milliseconds, to copy the pages that it writes. A kill costs
+# nobody but the grammar that deserved it. An address-space limit would not do: stacks and arenas of
+# threads count for it.
 
 import ctypes
 import json
@@ -17,131 +18,179 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..errors import RequestError
 from .backend import GrammarBackend
-from .frames import Accepted, Compile, Hello, Refused, pack_frame, read_frame
+from .frames import Accepted, Compile, Frame, Hello, Refused, pack_frame, read_frame
 from .registry import grammar_backends
 
-NICENESS = 19  # on few cores, running requests come before new grammars
+# On few cores, running requests come before a grammar that takes long; most take some milliseconds,
+# for which a client should not wait until the cores are idle.
+NICENESS = 19
+NICE_AFTER = 0.02  # seconds of CPU time
 WALL_SECONDS = 5.0
-MEMORY_BYTES = 1 << 30  # that a fork may add to what it began with
+MEMORY_BYTES = 1 << 30  # that a grammar may add to its fork
+_MOST_GRAMMARS = 256  # of a fork
+_MOST_BYTES = 128 << 20  # that a fork may keep beyond what it began with
 _LOOK_SECONDS = 0.02  # between two looks at the forks
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PR_SET_PDEATHSIG = 1
 
 Verdict = Accepted | Refused
-_decode = msgspec.msgpack.Decoder(Verdict).decode
 
 
 @dataclass(slots=True)
 class _Fork:
-    """A grammar that is being tried. `output` is the read end of its pipe."""
+    """A process that tries grammars. Of the one at work: its number, when it was begun, and the CPU
+    time and memory of the process by then."""
 
-    job: int
     pid: int
-    output: int
-    started: float
-    data: bytes = b""
+    connection: socket.socket
+    first_memory: int
+    served: int = 0
+    is_nice: bool = False
+    job: int = 0
+    started: float = 0.0
+    seconds: float = 0.0
+    memory: int = 0
+
+    def begin(self, frame: Compile) -> None:
+        self.job = frame.job
+        self.started = time.monotonic()
+        self.seconds, self.memory = _usage(self.pid)
+        self.served += 1
+        self.connection.sendall(pack_frame(frame))
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether the next grammar should have a fork that is new."""
+        grown = _usage(self.pid)[1] - self.first_memory
+        return self.is_nice or self.served >= _MOST_GRAMMARS or grown > _MOST_BYTES
+
+    def end(self) -> None:
+        self.connection.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 class Tries:
-    """The forks of this process: at most `slots` at a time, the other grammars wait."""
+    """The forks of this process: at most `slots` work at a time, the other grammars wait."""
 
     def __init__(self, backend: GrammarBackend, *, slots: int, cpu_seconds: float) -> None:
         self._backend = backend
         self._slots = slots
         self._cpu_seconds = cpu_seconds
-        self._own_memory = 0
         self._waiting: deque[Compile] = deque()
-        self._forks: dict[int, _Fork] = {}  # by output
+        self._idle: list[_Fork] = []
+        self._busy: dict[int, _Fork] = {}  # by the descriptor of their connection
         self.selector = selectors.DefaultSelector()
 
     @property
     def is_busy(self) -> bool:
         """Whether there are forks to look at."""
-        return bool(self._forks)
+        return bool(self._busy)
 
     def add(self, frame: Compile) -> None:
         """A grammar to try."""
         self._waiting.append(frame)
         self._fill_slots()
 
-    def read(self, output: int) -> Verdict | None:
-        """Reads what a fork has written; its verdict, if that was all of it."""
-        fork = self._forks[output]
-        data = os.read(output, 1 << 16)
-        if data:
-            fork.data += data
-            return None
-        if not fork.data:
+    def read(self, descriptor: int) -> Verdict:
+        """The verdict of a fork that has something to say, or has died."""
+        fork = self._busy[descriptor]
+        try:
+            verdict = read_frame(fork.connection)
+        except (EOFError, OSError):
             text = "the grammar is too complex: compiling it crashed"
             return self._end(fork, _too_complex(fork.job, text))
-        return self._end(fork, _decode(fork.data))
+        assert isinstance(verdict, Verdict)
+        if fork.is_worn:
+            return self._end(fork, verdict)
+        self._take_out(fork)
+        self._idle.append(fork)
+        self._fill_slots()
+        return verdict
 
     def enforce_limits(self) -> list[Verdict]:
         """Kills the forks that are past a limit; their verdicts."""
-        verdicts = []
-        for fork in list(self._forks.values()):
+        verdicts: list[Verdict] = []
+        for fork in list(self._busy.values()):
             reason = self._excess(fork)
             if reason is not None:
-                os.kill(fork.pid, signal.SIGKILL)
                 text = f"the grammar is too complex: compiling it takes {reason}"
                 verdicts.append(self._end(fork, _too_complex(fork.job, text)))
         return verdicts
 
     def _excess(self, fork: _Fork) -> str | None:
         seconds, memory = _usage(fork.pid)
+        seconds -= fork.seconds
+        if seconds >= NICE_AFTER and not fork.is_nice:
+            os.setpriority(os.PRIO_PROCESS, fork.pid, NICENESS)
+            fork.is_nice = True
         if seconds > self._cpu_seconds:
             return f"more than {self._cpu_seconds:g} s"
-        if memory - self._own_memory > MEMORY_BYTES:
+        if memory - fork.memory > MEMORY_BYTES:
             return f"more than {MEMORY_BYTES >> 30} GiB"
         if time.monotonic() - fork.started > WALL_SECONDS:
             return f"more than {WALL_SECONDS:g} s"
         return None
 
+    def _take_out(self, fork: _Fork) -> None:
+        self.selector.unregister(fork.connection)
+        del self._busy[fork.connection.fileno()]
+
     def _end(self, fork: _Fork, verdict: Verdict) -> Verdict:
-        self.selector.unregister(fork.output)
-        os.close(fork.output)
-        os.waitpid(fork.pid, 0)
-        del self._forks[fork.output]
+        self._take_out(fork)
+        fork.end()
         self._fill_slots()
         return verdict
 
     def _fill_slots(self) -> None:
-        while self._waiting and len(self._forks) < self._slots:
-            self._fork(self._waiting.popleft())
+        while self._waiting and len(self._busy) < self._slots:
+            self._begin(self._waiting.popleft())
 
-    def _fork(self, frame: Compile) -> None:
-        output, written = os.pipe()
-        self._own_memory = _usage(os.getpid())[1]
+    def _begin(self, frame: Compile) -> None:
+        fork = self._idle.pop() if self._idle else self._fork()
+        try:
+            fork.begin(frame)
+        except OSError:  # it has died meanwhile
+            fork.end()
+            fork = self._fork()
+            fork.begin(frame)
+        descriptor = fork.connection.fileno()
+        self._busy[descriptor] = fork
+        self.selector.register(fork.connection, selectors.EVENT_READ, descriptor)
+
+    def _fork(self) -> _Fork:
+        ours, theirs = socket.socketpair()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _try(self._backend, frame, written, parent)
-        os.close(written)
-        self._forks[output] = _Fork(job=frame.job, pid=pid, output=output, started=time.monotonic())
-        self.selector.register(output, selectors.EVENT_READ, output)
+            _serve_grammars(self._backend, theirs, parent)
+        theirs.close()
+        return _Fork(pid=pid, connection=ours, first_memory=_usage(pid)[1])
 
 
-def _try(backend: GrammarBackend, frame: Compile, output: int, parent: int) -> None:
+def _serve_grammars(backend: GrammarBackend, connection: socket.socket, parent: int) -> None:
     """What a fork does; never returns."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        while os.getppid() == parent:
+            frame = read_frame(connection)
+            assert isinstance(frame, Compile)
+            connection.sendall(pack_frame(_try(backend, frame)))
+    finally:
         os._exit(1)
+
+
+def _try(backend: GrammarBackend, frame: Compile) -> Frame:
     try:
         compiled = backend.compile(frame.constraint)
-        verdict: Verdict = Accepted(frame.job, compiled.warnings)
+        return Accepted(frame.job, compiled.warnings)
     except RequestError as error:
-        verdict = Refused.of(frame.job, error)
+        return Refused.of(frame.job, error)
     except (RecursionError, MemoryError):
-        verdict = _too_complex(frame.job, "the grammar is too complex: it is nested too deeply")
-    try:
-        os.write(output, msgspec.msgpack.encode(verdict))
-    finally:
-        os._exit(0)
+        return _too_complex(frame.job, "the grammar is too complex: it is nested too deeply")
 
 
 def _too_complex(job: int, text: str) -> Refused:
@@ -159,7 +208,6 @@ def main() -> None:
     """Answers until the process that uses this one has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its business
     options: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    os.nice(NICENESS)
     with socket.socket(fileno=options["socket"]) as connection:
         try:
             _serve(connection)
@@ -181,9 +229,7 @@ def _serve(connection: socket.socket) -> None:
                 assert isinstance(frame, Compile)
                 tries.add(frame)
             else:
-                verdict = tries.read(key.data)
-                if verdict is not None:
-                    verdicts.append(verdict)
+                verdicts.append(tries.read(key.data))
         verdicts += tries.enforce_limits()
         for verdict in verdicts:
             connection.sendall(pack_frame(verdict))

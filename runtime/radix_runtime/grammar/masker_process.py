@@ -37,7 +37,7 @@ from .frames import (
 )
 from .registry import grammar_backends
 
-_BUILDER_NICENESS = 10  # masks come before new grammars
+_BUILDER_NICENESS = 3  # masks come before new grammars
 _BUILDER_STACK = 64 << 20  # more than a compiler's: what that has passed must not crash here
 _SLOW_SECONDS = 0.002  # of masks that are computed together, mostly much less
 _LEAST_BYTES = 64 << 10  # that a grammar counts for
