@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve real-model test torture test-full test-rocm test-old-torch memcheck lint bench dev wheel
+.PHONY: install serve real-model test test-parallel test-serial test-builds torture test-full test-rocm test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -65,14 +65,31 @@ lint: $(TEST_PACKAGES)
 	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench examples/plugin_model examples/plugin_quantization
 	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
-# TESTS="tests/runtime" or other paths: those alone.
+# TESTS="tests/runtime" or other paths: those alone. Two stages: independent tests in WORKERS processes, a file in one of them;
+# then, with nothing beside them, those that start servers or look at time and CPU (tests/conftest.py says which).
+# Tests that compile GPU code are `make test-builds`, for as long as it takes (docs/releasing.md).
 TESTS ?= tests
-test: $(TEST_PACKAGES) lint install
-	$(PYTEST) -q $(TESTS)
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# For CI (tools/ci_tests.py) JUNIT names a folder: a stage leaves its report there, and failures of tests do not end it.
+report = $(if $(JUNIT),--junitxml=$(JUNIT)/$@.xml -o junit_family=xunit1)
+judged = || case $$? in $(if $(JUNIT),1|)5) ;; *) exit 1 ;; esac  # 5: TESTS names none of this stage
+
+test: lint test-parallel test-serial
+.NOTPARALLEL:  # the stages of `test`, whatever -j says
+
+test-parallel: $(TEST_PACKAGES) install
+	$(PYTEST) -q -m 'not serial and not builds' $(PARALLEL) $(report) $(TESTS) $(judged)
+
+test-serial: $(TEST_PACKAGES) install
+	$(PYTEST) -q -m 'serial and not builds' $(report) $(TESTS) $(judged)
+
+test-builds: $(TEST_PACKAGES) install
+	$(PYTEST) -q -m builds $(report) $(TESTS) $(judged)
 
 # Whole products of options where `test` takes a cover of them.
-test-full: $(TEST_PACKAGES) lint install
-	RADIX_TEST_FULL=1 $(PYTEST) -q $(TESTS)
+test-full: export RADIX_TEST_FULL = 1
+test-full: lint test-parallel test-serial
 
 # Every process killed, stopped and signalled, a storm of aborted calls, a fuzz of requests: about 20 minutes. Prints the
 # tables of docs/reliability.md. MINUTES="2" takes a tenth of it.
@@ -100,7 +117,7 @@ test-old-torch: install
 	$(RUN) -m pip install -q --no-deps --target build/old-torch dist/radix_kernels_cpu-*.whl pytest pluggy iniconfig packaging pygments
 	PYTHONPATH=build/old-torch $(OLD_PYTHON) -c "import torch, radix_kernels as rk; print('torch', torch.__version__); \
 	    assert rk.capabilities()['backend'] == 'cpu', rk._loader.reason"
-	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(OLD_TESTS)
+	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(report) $(OLD_TESTS) $(judged)
 
 # Every op of the CPU library under Valgrind; after `make dev`. `test` does the same with what is installed.
 memcheck:

@@ -214,9 +214,10 @@ class ForwardBatch:
         which read and write fixed addresses and follow from the shape: a graph may hold them.
 
         `next_token` int32 [max_rows + 2, max_samples] holds the tokens that a row decodes next: the
-        last accepted one (-1, a failed draw, is read as id 0), then drafts. `committed_len` int32
-        [max_rows + 2] counts the tokens of a row that are in its pages for good; that of the dummy
-        row is 0. Decode entries start there; chunks set it to their `kv_len`."""
+        last accepted one (-1, a failed draw behind drafts, is read as id 0), then drafts.
+        `committed_len` int32 [max_rows + 2] counts the tokens of a row that are in its pages for
+        good; that of the dummy row is 0. Decode entries start there; chunks set it to their
+        `kv_len`."""
         torch.add(committed_len.index_select(0, self._base_rows), self._lengths, out=self.kv_lens)
         bases = committed_len.index_select(0, self._tokens[Token.BASE_ROWS])
         torch.add(bases, self._tokens[Token.OFFSETS], out=self.positions)

@@ -173,6 +173,9 @@ class ServerArgs:
         "largest step with prompt tokens captured in a CUDA graph; 0: none; default: by model size",
         minimum=0,
     )
+    trace: str | None = _engine(
+        None, "file that gets the times of every step, of host and device, in Chrome's format"
+    )
     disable_overlap_schedule: bool = _engine(
         False, "plan a step only after the one before has completed"
     )

@@ -92,6 +92,11 @@ class Device:
         """Records work as graphs; None where the device has none."""
         return None if self.is_cpu else _CudaGraphRecorder()
 
+    def clock(self) -> DeviceClock:
+        """Tells when the device's stream passes a point; used on the thread that queues its
+        work."""
+        return DeviceClock() if self.is_cpu else _GpuClock()
+
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that this device copies from and to asynchronously. It may be dropped while a
         copy runs: torch's pinned allocator keeps it until the stream has passed."""
@@ -109,6 +114,15 @@ class Device:
         if not self.is_cpu:
             gc.collect()
             torch.cuda.empty_cache()
+
+    def mark(self) -> Callable[[], bool]:
+        """Tells, when it is called, whether the device is still busy with what has been queued on
+        the current stream so far."""
+        if self.is_cpu:
+            return lambda: False
+        event = torch.cuda.Event()
+        event.record()
+        return lambda: not event.query()
 
     def synchronize(self) -> None:
         """Waits until the device has done all that was queued."""
@@ -143,6 +157,78 @@ class _CudaGraphRecorder:
             raise
         graph.capture_end()
         return graph.replay, result
+
+
+class DeviceClock:
+    """When a stream begins with a piece of work and when it has done it. Here, on the CPU, the
+    stream is the thread that asks."""
+
+    def start(self) -> Any:
+        """A mark before work that is queued next."""
+        return time.monotonic()
+
+    def end(self) -> Any:
+        """A mark behind the work since `start`."""
+        return time.monotonic()
+
+    def seconds(self, mark: Any) -> float:
+        """When the stream passed `mark`, on the clock of time.monotonic(). Asked once it has, in
+        the order of the marks."""
+        return float(mark)
+
+
+class _GpuMark(NamedTuple):
+    event: torch.cuda.Event
+    passed_at: float | None  # on the host's clock, where the stream had nothing else to do
+
+
+class _GpuClock(DeviceClock):
+    """Events on a GPU's stream. Their distances are the GPU's own, to half a microsecond; where
+    they lie on the host's clock is set whenever work comes to an idle stream, and may drift by
+    some 10 us a second while it is busy."""
+
+    def __init__(self) -> None:
+        self._queued: torch.cuda.Event | None = None  # the newest end
+        self._passed: torch.cuda.Event | None = None  # the newest mark that was asked for
+        self._passed_at = 0.0
+
+    def start(self) -> _GpuMark:
+        is_idle = self._queued is None or self._queued.query()
+        event = _recorded_event()
+        return _GpuMark(event, passed_at=time.monotonic() if is_idle else None)
+
+    def end(self) -> _GpuMark:
+        self._queued = _recorded_event()
+        return _GpuMark(self._queued, passed_at=None)
+
+    def seconds(self, mark: _GpuMark) -> float:
+        if mark.passed_at is not None:
+            self._passed_at = mark.passed_at
+        elif self._passed is not None:
+            # From mark to mark: a float32 of milliseconds since the start would grow coarse.
+            self._passed_at += 1e-3 * self._passed.elapsed_time(mark.event)
+        self._passed = mark.event
+        return self._passed_at
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From one mark of a clock to another."""
+
+    clock: DeviceClock
+    start: Any
+    end: Any
+
+    def seconds(self) -> tuple[float, float]:
+        """When the stream passed both, on the clock of time.monotonic()."""
+        start = self.clock.seconds(self.start)
+        return start, self.clock.seconds(self.end)
 
 
 # Between two looks at what a GPU computes; with the kernel's timer slack about 75 us. On an H200 a

@@ -27,6 +27,7 @@ from .messages import (
 from .model_config import ModelConfig
 from .offline_requests import RequestBatch
 from .scheduler.scheduler import Scheduler
+from .scheduler.step_log import StepLog
 from .signals import interrupts_held
 from .start_log import pool_warning
 from .text.choices import Choices
@@ -129,6 +130,7 @@ class EngineLoop:
         self._lock = threading.Lock()  # held by the thread that pumps
         self._dead: str | None = None  # why the engine has died
         self._open: dict[str, Call] = {}  # by request id
+        step_log = StepLog(args.trace)
         self.executor = create_executor(args, config)
         warning = pool_warning(
             self.executor.num_pages * self.executor.page_size, self.executor.max_context
@@ -145,7 +147,7 @@ class EngineLoop:
             mask_rows=self.executor.max_rows * self.executor.max_samples,
         )
         self._pid = os.getpid()
-        self._close = weakref.finalize(self, _close, self.executor, self._grammars)
+        self._close = weakref.finalize(self, _close, self.executor, self._grammars, step_log)
         os.register_at_fork(after_in_child=self._close.detach)
         self._inbox = LocalChannel()
         self._results = LocalChannel()
@@ -158,6 +160,7 @@ class EngineLoop:
             eos_ids=eos_ids,
             make_masks=self._grammars.start_masker,
         )
+        self._scheduler.step_log = step_log
         self._detokenizer = Detokenizer(tokenizer, inbox=tokens, outbox=self._results)
 
     # Threads ------------------------------------------------------------------------------
@@ -309,10 +312,11 @@ class EngineLoop:
                 self._watched.pop(id(watched.call), None)
 
 
-def _close(executor: LocalExecutor, grammars: Grammars) -> None:
+def _close(executor: LocalExecutor, grammars: Grammars, step_log: StepLog) -> None:
     """What an engine leaves behind."""
     executor.close()
     grammars.close()
+    step_log.close()
 
 
 def _news_of(call: Call) -> Iterator[News]:

@@ -41,8 +41,7 @@ check_version(radix_kernels.__version__)
 
 # The ops that the runtime uses.
 from radix_kernels import (
-    DecoderLayer,
-    DenseDecoder,
+    Decoder,
     GpuCommunicator,
     LogitEdits,
     PackedExperts,
@@ -89,6 +88,21 @@ from radix_kernels import (
     unpack_awq,
     unpack_gguf,
     unpack_gptq,
+)
+
+# The records of a `Decoder`.
+from radix_kernels.decoder import (
+    AddOp,
+    AttentionOp,
+    Columns,
+    DecoderOp,
+    ExpertsOp,
+    GatedActivationOp,
+    LayerCache,
+    LinearOp,
+    NormOp,
+    RopeStoreOp,
+    RouteOp,
 )
 
 # What `unpack_gptq` and `unpack_awq` give, and `unpack_gguf`.

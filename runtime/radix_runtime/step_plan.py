@@ -3,7 +3,7 @@
 Plain numpy, no torch. The entries of a step are decode entries first, then prefill chunks; every
 array of the plan has this order. A row is an index into the request table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -186,6 +186,13 @@ def deserialize_plan(data: bytes) -> StepPlan | EngineCommand:
     return _decoder.decode(data)
 
 
+class DeviceSpan(Protocol):
+    """When the device began with a step, and when it had done it."""
+
+    def seconds(self) -> tuple[float, float]:
+        """Both, on the clock of time.monotonic(). The device has passed them."""
+
+
 @dataclass(slots=True)
 class StepResult:
     """What a step gave the host, for the entries that sample (`plan.num_samples` > 0) in their
@@ -195,8 +202,11 @@ class StepResult:
     were not finite. `counts` int32 [entries that sample] is how many of an entry's ids are
     accepted: 1 .. num_samples; the ids past it mean nothing. `logprobs` float32 (NaN where not
     asked for) and `top_ids`, `top_logprobs` [.., top_n of the step] run parallel to `ids`.
+    `late` bool [entries that sample], None without masks: decode entries whose mask had not come.
+    They have drawn nothing, their rows are where they were, and a later step draws for them.
     `prompt_logprobs` runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n],
-    top_logprobs)."""
+    top_logprobs). `device_span` may be asked once the result is complete; None where the engine
+    does not tell."""
 
     step_id: int
     ids: np.ndarray
@@ -204,7 +214,29 @@ class StepResult:
     logprobs: np.ndarray | None = None
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    late: np.ndarray | None = None
     prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    device_span: DeviceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The model's part of a step, while its masks are awaited: when it was queued, in seconds of
+    `time.monotonic`, and whether it still runs."""
+
+    queued_at: float
+    is_running: Callable[[], bool]
+
+
+class StepMasks(Protocol):
+    """The masks of a launched step, on their way to its draw."""
+
+    def take(self, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
+        """Waits for the masks, once, on the engine's thread: while the model runs, and a little
+        longer. Returns uint32 [S, ceil(vocab_size / 32)], in which bit `id % 32` of word `id // 32`
+        allows an id to be sampled, and bool [S]: the samples of decode entries whose mask has not
+        come, where the words may be anything. Never are all samples late. Raises whatever makes the
+        masks fail."""
 
 
 class Executor(Protocol):
@@ -220,14 +252,15 @@ class Executor(Protocol):
     cache_groups: tuple[GroupSpec, ...]  # what the model keeps of a request; full pages come first
     host_pages: int  # pages of host memory for what the full pages have no room for; 0: none
 
-    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
+    def launch(self, plan: StepPlan, masks: StepMasks | None = None) -> Future[StepResult]:
         """Does not wait. Here or in the result EngineDeadError is raised when the engine cannot go
         on.
 
-        `masks` uint32 [sum of num_samples, ceil(vocab_size / 32)]: bit `id % 32` of word `id // 32`
-        allows an id to be sampled. The model runs at once, the draw when the masks are there. If
-        they fail, or do not fit the plan, the result raises MaskError: the step has sampled -1
-        everywhere, a step launched behind it runs on that, and the engine goes on."""
+        The model runs at once, the draw when `masks` gives them. A row whose mask is late draws
+        nothing: a step launched behind this one, or the next, runs its last token again. If the
+        masks fail, or do not fit the plan, the result raises MaskError: the step has sampled -1
+        everywhere, a step launched behind it finds the rows where they were, and the engine goes
+        on."""
 
     def call(self, command: EngineCommand) -> Future[list[str]]:
         """Has every rank execute `command` behind the steps launched so far. The result is the

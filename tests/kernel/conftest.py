@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -19,13 +20,26 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+TRITON_TARGETS = ("gfx942", "gfx950")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")
     parser.addoption("--device", choices=on_device.DEVICES, default="cpu", help="where ops run")
     parser.addoption(
+        "--triton",
+        choices=TRITON_TARGETS,
+        help="compile Triton's kernels for this AMD GPU and run them on tests/gcn's executor",
+    )
+    parser.addoption(
         "--reference",
         action="store_true",
         help="go on without a native library: ops run the reference",
+    )
+    parser.addoption(
+        "--cover",
+        metavar="SEED",
+        help="of each test only some parameter sets, in which every value is (value_cover)",
     )
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
 
@@ -33,17 +47,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
     config.addinivalue_line(
-        "markers", "gpu_wheel(*backends): runs last, on wheels of these that are built meanwhile"
-    )
-    config.addinivalue_line(
         "markers", "combinations(name=values, ...): all of them, or a cover (combinations.py)"
     )
+    target = config.getoption("--triton")
+    if target:
+        _run_triton_on_the_executor(target)
     device = config.getoption("--device")
-    why = on_device.no_library_for(device)
+    why = "" if target else on_device.no_library_for(device)
     if why and not config.getoption("--reference"):
         raise pytest.UsageError(
             f"no native kernel runs on {device} here, tests would be of the reference: {why}"
         )
+
+
+def _run_triton_on_the_executor(target: str) -> None:
+    """Before a test module imports Triton, which would interpret its kernels."""
+    del os.environ["TRITON_INTERPRET"]
+    os.environ["GCN_TARGET"] = target
+    importlib.import_module("tests.gcn.triton_driver").install(target)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -51,15 +72,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("gpu_wheel") is not None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: bool(_wheels([item])))
+    if seed := config.getoption("--cover"):
+        kept = combinations.value_cover(items, seed)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        marks = [mark for item in session.items for mark in item.iter_markers("gpu_wheel")]
-        for backend in sorted({backend for mark in marks for backend in mark.args}):
+        for backend in sorted(_wheels(session.items)):
             gpu_wheels.start(backend)
+
+
+def _wheels(items: list[pytest.Item]) -> set[str]:
+    """The GPU backends whose wheels these tests need; they run last and wait for the builds."""
+    marks = [mark for item in items for mark in item.iter_markers("builds")]
+    return {backend for mark in marks for backend in mark.args}
 
 
 def pytest_sessionfinish() -> None:
@@ -111,7 +141,7 @@ def _seed_of_noise(rng: torch.Generator) -> None:
 @pytest.fixture
 def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter multiplies the bit patterns of bfloat16: widen them first (exact)."""
-    if torch.cuda.is_available():
+    if os.environ.get("TRITON_INTERPRET") != "1":
         return
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -133,7 +163,7 @@ def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if config.getoption("--device") == "rocm-sim":
+    if config.getoption("--device") == "rocm-sim" or config.getoption("--triton"):
         facts = library.report()
         rate = facts["instructions"] / max(facts["seconds"], 1e-9) / 1e6
         terminalreporter.section("executed machine code")

@@ -1,7 +1,7 @@
 """The wheels of the GPU backends, built by the tests: from when they are collected, on what the
 other tests leave idle.
 
-`conftest.py` starts the builds that the marker `gpu_wheel` asks for, and puts the tests that wait
+`conftest.py` starts the builds that the marker `builds` asks for, and puts the tests that wait
 for them last.
 """
 

@@ -412,34 +412,58 @@ void latent_attention(rk_dtype dtype) {
   done("mla_decode_workspace_size", rk_mla_decode_workspace_size(&sizes, &bytes), {});
 }
 
-// Two sequences of three and two new tokens; `inner` in multiples of 16 is a product with a gate.
+// A layer of two sequences of three and two new tokens, then its mixture of experts in place of an MLP: every kind of
+// op. `inner` in multiples of 16 is a product with a gate.
 void decoder(rk_dtype dtype, Kind kind, int64_t inner, int32_t activation) {
-  const int64_t heads = 4, kv_heads = 2, dim = 16, width = 40, tokens = 5, layers = 2;
-  const Packed qkv(dtype, (heads + 2 * kv_heads) * dim, width, kind), o(dtype, width, heads * dim, kind),
-      gate_up(dtype, 2 * inner, width, kind), down(dtype, width, inner, kind);
+  const int64_t heads = 4, kv_heads = 2, dim = 16, width = 40, tokens = 5, experts = 3, topk = 2;
+  const int64_t rows = (heads + 2 * kv_heads) * dim;
+  const Packed qkv(dtype, rows, width, kind), o(dtype, width, heads * dim, kind),
+      gate_up(dtype, 2 * inner, width, kind), down(dtype, width, inner, kind), router(dtype, experts, width, Kind{});
   const Tensor norm = numbers(dtype, {width}), head_norm = numbers(dtype, {dim}), table = numbers(kF32, {8, dim});
-  const auto part = [](const Packed& w) { return rk_decoder_linear{w.desc(), w, nullptr}; };
-  std::vector<Tensor> caches;
-  for (int64_t i = 0; i < 2 * layers; i++) caches.push_back(numbers(dtype, {4, 4, kv_heads, dim}));
-  std::vector<rk_decoder_layer> all;
-  const Tensor sinks_of_heads = numbers(kF32, {heads});
-  const rk_tensor *none = nullptr, *sinks = sinks_of_heads, *norm_weight = norm;
-  for (size_t i = 0; i < layers; i++)
-    all.push_back({norm_weight,   i ? norm_weight : none,
-                   norm_weight,   i ? norm_weight : none,
-                   head_norm,     head_norm,
-                   part(qkv),     part(o),
-                   part(gate_up), part(down),
-                   caches[2 * i], caches[2 * i + 1],
-                   nullptr,       nullptr,
-                   table,         i ? sinks : none,
-                   0.25f,         i ? 9.f : 0.f,
-                   i ? 3 : -1,    1});
+  const Tensor k = numbers(dtype, {4, 4, kv_heads, dim}), v = numbers(dtype, {4, 4, kv_heads, dim});
+  const Tensor sinks = numbers(kF32, {heads});
+  const rk_layer_cache cache = {k, v, nullptr, nullptr};
+  const std::vector<rk_packed_expert> all(experts, {gate_up.desc(), gate_up, down.desc(), down});
+
+  enum { kResidual, kNormed, kQkv, kAttended, kBoth, kGated, kOut, kLogits, kWeights, kIds };
+  const std::vector<rk_decoder_buffer> buffers = {
+      {width, dtype}, {width, dtype}, {rows, dtype},   {heads * dim, dtype}, {2 * inner, dtype},
+      {inner, dtype}, {width, dtype}, {experts, kF32}, {topk, kF32},         {topk, kI32}};
+  const auto whole = [&](int32_t buffer) { return rk_columns{buffer, 0, buffers[buffer].columns}; };
+  const rk_columns none = {}, q = {kQkv, 0, heads * dim}, keys = {kQkv, heads * dim, kv_heads * dim},
+                   values = {kQkv, (heads + kv_heads) * dim, kv_heads * dim};
+  const rk_rmsnorm_op normed = {whole(kResidual), whole(kNormed), norm, 1e-6f};
+  const rk_linear_op to_heads = {whole(kNormed), whole(kQkv), none, qkv.desc(), qkv, nullptr, RK_GATE_NONE};
+  const rk_rope_store_op store = {q, keys, values, cache, head_norm, head_norm, table, 1e-6f, 1};
+  const rk_attention_op attend = {q, whole(kAttended), cache, sinks, 0.25f, 9.f, 3};
+  const rk_linear_op from_heads = {whole(kAttended), whole(kResidual), whole(kResidual), o.desc(), o, nullptr,
+                                   RK_GATE_NONE};
+  const bool fused = inner % 16 == 0;
+  const rk_linear_op first = {whole(kNormed), whole(fused ? kGated : kBoth), none, gate_up.desc(), gate_up, nullptr,
+                              fused ? RK_GATE_HALVES : RK_GATE_NONE};
+  const rk_gated_activation_op between = {whole(kBoth), whole(kGated), activation};
+  const rk_linear_op second = {whole(kGated), whole(kOut), none, down.desc(), down, nullptr, RK_GATE_NONE};
+  const rk_add_op add = {kResidual, kOut};
+  const rk_linear_op scores = {whole(kNormed), whole(kLogits), none, router.desc(), router, nullptr, RK_GATE_NONE};
+  const rk_route_op route = {whole(kLogits), whole(kWeights), whole(kIds), nullptr, RK_ROUTE_SOFTMAX, 1, 1, 1, 1.f};
+  const rk_experts_op mix = {whole(kNormed), whole(kWeights), whole(kIds),
+                             whole(kOut),    all.data(),      static_cast<int32_t>(experts)};
+  std::vector<rk_decoder_op> ops = {{RK_OP_RMSNORM, &normed},      {RK_OP_LINEAR, &to_heads},
+                                    {RK_OP_ROPE_STORE, &store},    {RK_OP_ATTENTION, &attend},
+                                    {RK_OP_LINEAR, &from_heads},   {RK_OP_RMSNORM, &normed},
+                                    {RK_OP_LINEAR, &first}};
+  if (!fused) ops.push_back({RK_OP_GATED_ACTIVATION, &between});
+  for (const rk_decoder_op& op : {rk_decoder_op{RK_OP_LINEAR, &second}, {RK_OP_ADD, &add}, {RK_OP_RMSNORM, &normed},
+                                  {RK_OP_LINEAR, &scores}, {RK_OP_ROUTE, &route}, {RK_OP_EXPERTS, &mix},
+                                  {RK_OP_ADD, &add}})
+    ops.push_back(op);
+
   const Tensor positions = longs({4, 5, 6, 0, 1}), slots = longs({4, 5, 6, 8, 9});
   const Tensor pages = ints({0, 1, 2, 3}, {2, 2}), kv_lens = ints({7, 2}), starts = ints({0, 3, 5});
   Tensor hidden = numbers(dtype, {tokens, width});
-  rk_decoder_args args = {sizeof args, layers, all.data(), norm,    1e-6f,  activation, hidden,
-                          positions,   slots,  pages,      kv_lens, starts, 3,          nullptr};
+  rk_decoder_args args = {sizeof args, static_cast<int32_t>(buffers.size()), buffers.data(), ops.data(),
+                          static_cast<int64_t>(ops.size()), hidden, positions, slots, pages, kv_lens, starts, 3,
+                          nullptr};
   int64_t bytes = 0;
   done("decoder_workspace_size", rk_decoder_workspace_size(&args, &bytes), {});
   const Tensor workspace(kU8, {bytes});

@@ -17,7 +17,7 @@ from tests.kernel.portable_kernels import FINISHERS, SMALL_BLOCKS, base_of
 
 # The first test may wait for the compiler.
 pytestmark = [
-    pytest.mark.gpu_wheel("cuda"),
+    pytest.mark.builds("cuda"),
     pytest.mark.timeout(4800),
 ]
 

@@ -1,4 +1,4 @@
-"""DenseDecoder against its definition: the ops that it names, called one after the other, bit for
+"""Decoder against its definition: the ops that its records name, called one after the other, bit for
 bit."""
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _loader
+from radix_kernels import decoder as records
+from tests.kernel.decoder_records import Layer, dense_decoder
 
 HEADS = 4
 KV_HEADS = 2
@@ -53,7 +55,7 @@ class Model:
 
         self.layers = []
         for left in (-1, 5, -1):
-            layer = rk.DecoderLayer(
+            layer = Layer(
                 attention_norm=self.random(HIDDEN) if in_norms else None,
                 mlp_norm=self.random(HIDDEN) if in_norms else None,
                 attention_out_norm=self.random(HIDDEN) if out_norms else None,
@@ -77,7 +79,7 @@ class Model:
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.gen).to(self.dtype)
 
-    def with_caches(self) -> list[rk.DecoderLayer]:
+    def with_caches(self) -> list[Layer]:
         fill = torch.Generator().manual_seed(9)
         made = []
         if self.int8_cache:
@@ -102,13 +104,8 @@ class Model:
             made.append(replace(layer, k_cache=k, v_cache=v))
         return made
 
-    def decoder(self, layers: list[rk.DecoderLayer], activation: str = "silu") -> rk.DenseDecoder:
-        return rk.DenseDecoder(
-            layers,
-            norm=self.norm,
-            eps=EPS,
-            activation=activation,
-        )
+    def decoder(self, layers: list[Layer], activation: str = "silu") -> rk.Decoder:
+        return dense_decoder(layers, self.norm, eps=EPS, activation=activation)
 
 
 def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -145,7 +142,7 @@ def added(
 
 def by_ops(
     model: Model,
-    layers: list[rk.DecoderLayer],
+    layers: list[Layer],
     hidden: torch.Tensor,
     places: dict[str, Any],
     activation: str = "silu",
@@ -275,15 +272,121 @@ def test_refusals() -> None:
         replace(layer, k_cache=layer.k_cache.float(), v_cache=layer.v_cache.float())
         for layer in layers
     ]
-    with pytest.raises(NotImplementedError, match="a cache of the weights' type"):
-        model.decoder(other)
     hidden, places = step(model, [3], [3])
-    with pytest.raises(ValueError, match="there are no layers"):
+    with pytest.raises(TypeError, match="k_cache has dtype"):
+        model.decoder(other)(hidden, **places)
+    with pytest.raises(ValueError, match="there are no ops"):
         model.decoder([])(hidden, **places)
     decoder = model.decoder(layers)
-    with pytest.raises(TypeError, match="k_cache has dtype"):
+    with pytest.raises(TypeError, match="hidden has dtype"):
         decoder(hidden.float(), **places)
     with pytest.raises(ValueError, match="max_seqlen_q is -1"):
         decoder(hidden, **places, max_seqlen_q=-1)
     with pytest.raises(ValueError, match="fused_qk_norm_rope_store: slot_mapping"):
         decoder(hidden, **{**places, "slot_mapping": places["slot_mapping"] + PAGES * PAGE})
+
+
+EXPERTS = 12
+TOPK = 3
+WIDTH = 48
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {"router": "softmax", "renormalize": False},
+    "softmax renormalized": {"router": "softmax"},
+    "sigmoid": {"router": "sigmoid"},
+    "grouped": {"router": "grouped", "groups": 4, "top_groups": 2, "scaling": 1.7},
+}
+
+
+def routed(logits: torch.Tensor, settings: dict[str, Any], bias: torch.Tensor) -> Any:
+    """The ops that the router's record names."""
+    renormalize = settings.get("renormalize", True)
+    if settings["router"] == "softmax":
+        return rk.topk_softmax(logits, TOPK, renormalize=renormalize)
+    if settings["router"] == "sigmoid":
+        return rk.topk_sigmoid(logits, TOPK, renormalize=renormalize, correction_bias=bias)
+    groups = (settings["groups"], settings["top_groups"], TOPK)
+    return rk.moe_fused_gate(logits, bias, *groups, routed_scaling_factor=settings["scaling"])
+
+
+@pytest.mark.parametrize("kind", ["dense", "w8a8", "w4a8"])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_mixture_of_experts(name: str, kind: str) -> None:
+    """A norm of some columns alone, a router, experts, a shared expert that is added to theirs."""
+    model = Model()
+    tokens = 5
+    settings = dict(ROUTERS[name])
+    bias = torch.randn(EXPERTS, generator=model.gen) / 4
+    if settings["router"] != "softmax":
+        settings["bias"] = bias
+    norm = model.random(HIDDEN // 2)
+    gate = rk.pack_weight(model.random(EXPERTS, HIDDEN) * HIDDEN**-0.5)
+    shared = rk.pack_weight(model.random(HIDDEN, HIDDEN) * HIDDEN**-0.5, kind=kind)
+    experts = rk.pack_experts(
+        model.random(EXPERTS, 2 * WIDTH, HIDDEN) * HIDDEN**-0.5,
+        model.random(EXPERTS, HIDDEN, WIDTH) * WIDTH**-0.5,
+        kind,
+    )
+    sizes = [HIDDEN, HIDDEN, EXPERTS, TOPK, TOPK, HIDDEN, HIDDEN]
+    types = ["bfloat16", "bfloat16", "float32", "float32", "int32", "bfloat16", "bfloat16"]
+    residual, x, logits, weights, ids, out, beside = (
+        records.Columns(number, 0, size) for number, size in enumerate(sizes)
+    )
+    half = records.Columns(0, HIDDEN // 2, HIDDEN // 2)
+    decoder = rk.Decoder(
+        list(zip(sizes, types, strict=True)),
+        [
+            records.NormOp(x=half, out=half, weight=norm, eps=EPS),
+            records.NormOp(x=residual, out=x, weight=model.norm, eps=EPS),
+            records.LinearOp(x=x, out=logits, weight=gate),
+            records.RouteOp(logits=logits, weights=weights, ids=ids, **settings),
+            records.ExpertsOp(x=x, weights=weights, ids=ids, out=out, experts=experts),
+            records.LinearOp(x=x, out=beside, weight=shared),
+            records.AddOp(out.buffer, beside.buffer),
+            records.AddOp(residual.buffer, out.buffer),
+        ],
+    )
+    hidden, places = step(model, [tokens], [tokens])
+    expected = hidden.clone()
+    expected[:, HIDDEN // 2 :] = rk.rmsnorm(expected[:, HIDDEN // 2 :], norm, EPS)
+    normed_rows = rk.rmsnorm(expected, model.norm, EPS)
+    chosen = routed(rk.linear(normed_rows, gate, out_dtype=torch.float32), settings, bias)
+    mixed = rk.fused_experts_packed(normed_rows, experts, *chosen)
+    expected = expected + (mixed + rk.linear(normed_rows, shared))
+    assert expected.isfinite().all()
+    assert torch.equal(decoder(hidden, **places), expected)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (records.Columns(1, 0, 4), "there is no buffer 1"),
+        (records.Columns(-1, 0, 4), "there is no buffer -1"),
+        (records.Columns(0, HIDDEN - 2, 4), "of buffer 0, which has 96"),
+        (records.Columns(0, -1, 4), "of buffer 0, which has 96"),
+        (records.Columns(0, 0, 0), "of buffer 0, which has 96"),
+    ],
+)
+def test_columns_that_are_not_there(columns: records.Columns, message: str) -> None:
+    model = Model()
+    hidden, places = step(model, [2], [2])
+    norm = records.NormOp(x=columns, out=columns, weight=model.random(4), eps=EPS)
+    with pytest.raises(ValueError, match=message):
+        rk.Decoder([(HIDDEN, "bfloat16")], [norm])(hidden, **places)
+
+
+def test_buffers_that_cannot_be() -> None:
+    model = Model()
+    hidden, places = step(model, [2], [2])
+    every = records.Columns(0, 0, HIDDEN)
+    norm = records.NormOp(x=every, out=every, weight=model.norm, eps=EPS)
+    with pytest.raises(ValueError, match="buffer 1 has no columns"):
+        rk.Decoder([(HIDDEN, "bfloat16"), (0, "float32")], [norm])(hidden, **places)
+    with pytest.raises(TypeError, match="no buffer can be float8_e4m3fn"):
+        rk.Decoder([(HIDDEN, "float8_e4m3fn")], [norm])
+    with pytest.raises(ValueError, match="hidden has shape"):
+        rk.Decoder([(HIDDEN + 1, "bfloat16")], [norm])(hidden, **places)
+    other = [norm, records.AddOp(0, 1)]
+    with pytest.raises(TypeError, match="to of an add has dtype|x of an add has dtype"):
+        rk.Decoder([(HIDDEN, "bfloat16"), (HIDDEN, "float32")], other)(hidden, **places)
+    with pytest.raises(ValueError, match="x of an add has shape"):
+        rk.Decoder([(HIDDEN, "bfloat16"), (8, "bfloat16")], other)(hidden, **places)

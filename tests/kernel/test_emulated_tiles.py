@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.cpu_only,
     pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
     pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler"),
+    pytest.mark.builds(),
 ]
 
 BITS = """

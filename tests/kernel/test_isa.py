@@ -1,7 +1,9 @@
-"""The op tests again on every lower instruction-set level that this machine can run."""
+"""The op tests again on every lower instruction-set level that this machine can run: each test
+with every value of its parameters, and with all sets of them under RADIX_TEST_FULL=1."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ def test_ops(level):
         pytest.skip("this level is the one the other test files ran on")
     if not has(level):
         pytest.skip(f"this machine has no {level}")
+    cover = [] if os.environ.get("RADIX_TEST_FULL") else ["--cover", level]
     # Its outcome does not depend on the level.
     other = [
         "--deselect",
@@ -46,6 +49,7 @@ def test_ops(level):
         "pythonpath=.",
         *FILES,
         *other,
+        *cover,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 

@@ -136,8 +136,29 @@ def test_tests_of_a_folder(make):
     formatter.write_text("#!/bin/sh\n")
     formatter.chmod(0o755)
     for target in ("test", "test-full"):
-        assert make(target)[-1].endswith(" -q tests")
-        assert make(target, TESTS="tests/runtime")[-1].endswith(" -q tests/runtime")
+        for given, paths in (({}, "tests"), ({"TESTS": "tests/runtime"}, "tests/runtime")):
+            together, serial = make(target, **given)[-2:]
+            assert "-m not serial and not builds -n 2 --dist loadfile" in together
+            assert "-m serial and not builds" in serial and " -n " not in serial
+            assert together.endswith(f" {paths}") and serial.endswith(f" {paths}")
+    (builds,) = make("test-builds", JUNIT="/reports")
+    assert "-m builds --junitxml=/reports/test-builds.xml" in builds
+
+
+@pytest.mark.parametrize(
+    ("status", "junit", "good"),
+    [(1, "", False), (5, "", True), (1, "/reports", True), (2, "/reports", False)],
+)
+def test_what_ends_a_stage(make, tmp_path, status, junit, good):
+    """5: none of the tests is of this stage. CI reads the report of tests that failed."""
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\ncase "$*" in "-m pytest "*) exit {status} ;; esac\n'
+    )
+    settings = [f"VENV={make.venv}", f"RUN={tmp_path / 'python'}", f"JUNIT={junit}"]
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    command = ["make", "-s", "test-builds", *settings]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=60)
+    assert (done.returncode == 0) == good
 
 
 def test_ci_names_targets_that_exist_and_pins_its_actions():

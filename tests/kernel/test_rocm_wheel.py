@@ -29,7 +29,7 @@ from tests.kernel.portable_kernels import (
 
 # The first test may wait for the compiler.
 pytestmark = [
-    pytest.mark.gpu_wheel("rocm"),
+    pytest.mark.builds("rocm"),
     pytest.mark.timeout(4800),
 ]
 

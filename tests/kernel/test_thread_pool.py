@@ -20,6 +20,7 @@ SOURCES = [
 
 pytestmark = [
     pytest.mark.cpu_only,
+    pytest.mark.serial,
     pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler"),
 ]
 

@@ -19,6 +19,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = [
     pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
     pytest.mark.skipif(len(CPUS) < 2, reason="one CPU"),
+    pytest.mark.serial,  # the claims are the machine's
 ]
 
 # Prints the CPUs that each thread of the pool may run on.

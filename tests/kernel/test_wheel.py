@@ -22,8 +22,6 @@ from tests.kernel import gpu_objects
 from tests.kernel.gpu_wheels import FOLDER as TEST_WHEELS
 from tests.kernel.gpu_wheels import RELEASE
 
-pytestmark = pytest.mark.gpu_wheel()
-
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = (ROOT / "kernel" / "VERSION").read_text().strip()
 TAG = "py3-none-manylinux_2_34_x86_64"
@@ -33,7 +31,14 @@ ONE_GPU_MB = 40  # a CUDA wheel with machine code for one architecture
 REQUIRED = {"cuda": "cuda", "rocm": "hip"}  # what REQUIRE calls a backend
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda", "rocm"])
+BACKENDS = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.builds("cuda")),
+    pytest.param("rocm", marks=pytest.mark.builds("rocm")),
+]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def wheel(request) -> Path:
     """The backend's wheel; the CPU's is built when it is not there."""
     backend = request.param

@@ -187,7 +187,7 @@ class Stack:
         self._stopping = True
         self._server.should_exit = True
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         self.app.state.bodies.close()
         self.manager.text.close()
         self.grammars.close()
@@ -200,9 +200,9 @@ class Stack:
         """Runs `work` on the event loop's thread."""
         result: Future[T] = Future()
         self._loop.call_soon_threadsafe(lambda: result.set_result(work()))
-        return result.result(10)
+        return result.result(60)
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "the condition did not come true"

@@ -14,6 +14,10 @@ from radix_runtime.cli import main
 from tests.runtime.api_stack import Stack
 from tests.runtime.command import Run
 
+# httpx gives up after five seconds, in which a busy machine may not answer.
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 60.0)
+
 
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -40,7 +44,7 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture
 def client(stack: Stack) -> Iterator[httpx.Client]:
     """A client of `stack`, which must be at rest after the test."""
-    with httpx.Client(base_url=stack.url, timeout=20) as client:
+    with httpx.Client(base_url=stack.url, timeout=60) as client:
         yield client
     stack.check_idle()
 

@@ -26,8 +26,10 @@ from radix_runtime.cache_spec import FullPagesSpec, GroupSpec, RowSnapshotsSpec,
 from radix_runtime.messages import unpack_ids
 from radix_runtime.step_plan import (
     EngineCommand,
+    Forward,
     LogprobSpan,
     RowSampling,
+    StepMasks,
     StepPlan,
     StepResult,
     deserialize_plan,
@@ -36,12 +38,15 @@ from radix_runtime.step_plan import (
 from tests.runtime.fake_model import (
     START_STATE,
     FakeModel,
+    allowed_token,
     fake_logprob,
     fake_top,
     fold,
     sample,
     token_hashes,
 )
+
+RAN = Forward(queued_at=0.0, is_running=lambda: False)
 
 
 @dataclass
@@ -65,6 +70,7 @@ class Samples:
     ids: list[int] = field(default_factory=list)
     folds: list[int] = field(default_factory=list)
     count: int = 1
+    late: bool = False
 
 
 @dataclass
@@ -103,8 +109,9 @@ class FakeEngine:
         self.committed_kv = [np.zeros(0, np.uint64)] * self.max_rows
         self.sampling: dict[int, RowSampling] = {}
         self._make_groups()
-        self.queue: list[tuple[int, bytes, Future[np.ndarray] | None]] = []
+        self.queue: list[tuple[int, bytes, StepMasks | None]] = []
         self.masks: np.ndarray | None = None  # of the step that runs
+        self.late: np.ndarray | None = None
         self.num_sampled = 0  # by the step that runs
         self.garbage = np.random.default_rng(0)
         self.random = random.Random(0)
@@ -128,7 +135,7 @@ class FakeEngine:
         # With a host, freed pages lie untouched until the copies of the next plan are made.
         self.poisoned: dict[int, list[np.ndarray]] = {}
 
-    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Handle:
+    def launch(self, plan: StepPlan, masks: StepMasks | None = None) -> Handle:
         assert plan.step_id == self.last_step + 1, "steps are numbered without a gap"
         self.last_step = plan.step_id
         self.steps.append((plan.num_decode, len(plan.rows), plan.num_tokens))
@@ -171,7 +178,7 @@ class FakeEngine:
             _, frame, masks = self.queue.pop(0)
             plan = deserialize_plan(frame)
             self.num_sampled = 0
-            self.masks = None if masks is None else masks.result(30)
+            self.masks, self.late = (None, None) if masks is None else masks.take(RAN)
             self.results[plan.step_id] = self._run(plan)
 
     def _slots(self, pages: np.ndarray) -> np.ndarray:
@@ -303,6 +310,8 @@ class FakeEngine:
         start = int(self.committed_len[row])
         assert start + length <= plan.kv_len[index], "not the upper bound of the row's length"
         token = int(self.next_token[row])
+        if self.late is not None and self.late[self.num_sampled]:
+            return self._sit_out(row, token, samples)
         accepting = True
         state = self.states[row]  # after the accepted tokens
         for step in range(length):
@@ -326,6 +335,14 @@ class FakeEngine:
         self.counts.append((samples.count, length))
         return samples
 
+    def _sit_out(self, row: int, token: int, samples: Samples) -> Samples:
+        """Runs the last accepted token; the row stays where it was."""
+        start = int(self.committed_len[row])
+        self._write(row, np.array([token]), start)
+        self.committed_kv[row] = self.committed_kv[row][:start]
+        self.num_sampled += 1
+        return Samples(samples.setting, [-1], folds=[0], late=True)
+
     def _results(self, plan: StepPlan, samples: list[Samples]) -> StepResult:
         top_n = max((s.setting.top_logprobs for s in samples), default=0)
         ids = [token for entry in samples for token in entry.ids]
@@ -346,6 +363,7 @@ class FakeEngine:
             logprobs=logprobs,
             top_ids=top_ids,
             top_logprobs=top_logprobs,
+            late=None if self.late is None else np.array([entry.late for entry in samples]),
             prompt_logprobs=[self._prompt_scores(plan, span) for span in plan.logprob_spans],
         )
 
@@ -378,11 +396,3 @@ class FakeEngine:
         assert np.isin(plan.num_samples[chunks], (0, 1)).all()
         deltas = list(zip(plan.page_rows.tolist(), plan.page_index.tolist(), strict=True))
         assert len(set(deltas)) == len(deltas), "a page-table entry twice in a step"
-
-
-def allowed_token(mask: np.ndarray, token: int, folded: int) -> int:
-    """`token` if the mask allows it, else one that it does, chosen by the hash."""
-    if mask[token // 32] >> (token % 32) & 1:
-        return token
-    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-    return int(allowed[folded % len(allowed)])

@@ -61,6 +61,14 @@ def sample(folded: int, position: int, vocab: int, setting: RowSampling) -> int:
     return pick(folded, position, vocab, seed, masked)
 
 
+def allowed_token(mask: np.ndarray, token: int, folded: int) -> int:
+    """`token` if the mask allows it, else one that it does, chosen by the hash."""
+    if mask[token // 32] >> (token % 32) & 1:
+        return token
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return int(allowed[folded % len(allowed)])
+
+
 def fake_logprob(folded: int, token: int) -> float:
     return -float((folded ^ token * 0x9E3779B1) % 9973) / 997
 

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import transformers
 
+from radix_runtime.model_config import ModelConfig
+from radix_runtime.specs import ModelSpec
+
 # name -> (directory, transformers model)
 Checkpoints = Callable[[str], tuple[Path, Any]]
 
@@ -69,6 +72,20 @@ class FamilyModel:
     config_class: str | None = None
     vision: Mapping[str, Any] | None = None
     outer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """What config.json names."""
+        suffix = "ForCausalLM" if self.vision is None else "ForConditionalGeneration"
+        return f"{self.name}{suffix}"
+
+    def config(self) -> Any:
+        """transformers' configuration."""
+        config_class = getattr(transformers, self.config_class or f"{self.name}Config")
+        sizes = {**_SIZES, **self.changes}
+        if self.vision is None:
+            return config_class(**sizes)
+        return config_class(text_config=sizes, vision_config=dict(self.vision), **self.outer)
 
 
 FAMILY_MODELS: dict[str, FamilyModel] = {
@@ -212,21 +229,31 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
 }  # fmt: skip
 
 
+# Those that the CPU runs in one call of the wheel (layers/cpu_program.py): without latent attention,
+# residual multipliers, scores that a position scales, gated shared experts, experts with biases.
+ONE_CALL = {
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
+    "qwen2_5_vl", "qwen3_vl", "gemma2", "gemma3", "gemma3_vl", "smollm3", "smollm3_window",
+    "exaone4", "exaone4_full", "glm", "glm4", "olmo2", "olmo2_repeated_kv", "olmo3", "qwen3_moe",
+    "qwen3_moe_mixed", "qwen3_moe_odd_width", "qwen3_vl_moe", "mixtral", "glm4_moe", "minimax_m2",
+}  # fmt: skip
+
+
+def spec_of(name: str) -> ModelSpec:
+    """What the runtime makes of a model's configuration."""
+    model = FAMILY_MODELS[name]
+    raw = {**model.config().to_dict(), "architectures": [model.architecture]}
+    return ModelConfig.from_dict(raw).spec
+
+
 def random_model(name: str | FamilyModel, seed: int = 0) -> torch.nn.Module:
     """A transformers model with every parameter random: norms, biases and sinks too."""
     model = FAMILY_MODELS[name] if isinstance(name, str) else name
-    config_class = getattr(transformers, model.config_class or f"{model.name}Config")
-    sizes = {**_SIZES, **model.changes}
-    if model.vision is None:
-        config = config_class(**sizes)
-        suffix = "ForCausalLM"
-    else:
-        config = config_class(text_config=sizes, vision_config=dict(model.vision), **model.outer)
-        suffix = "ForConditionalGeneration"
+    config = model.config()
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"  # the other takes no odd widths
     torch.manual_seed(seed)
-    built: torch.nn.Module = getattr(transformers, f"{model.name}{suffix}")(config)
+    built: torch.nn.Module = getattr(transformers, model.architecture)(config)
     is_gemma = model.name.startswith("Gemma")
     with torch.no_grad():
         for key, param in built.named_parameters():

@@ -34,6 +34,11 @@ class GgufCase:
     pairs_heads: bool = False
     keys: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def family(self) -> FamilyModel:
+        """The model before the changes."""
+        return FAMILY_MODELS.get(self.model, FamilyModel("Llama"))
+
 
 CASES = {
     "llama": GgufCase("llama_plain", "llama", pairs_heads=True),
@@ -106,7 +111,7 @@ CASES = {
 
 def gguf_model(case: GgufCase, seed: int = 0) -> Any:
     """The transformers model of a case, random, in sizes of which every type takes whole blocks."""
-    base = FAMILY_MODELS.get(case.model, FamilyModel("Llama"))
+    base = case.family
     changes = {**base.changes, **SIZES, **case.changes}
     model = random_model(FamilyModel(base.name, changes, config_class=base.config_class), seed)
     with torch.no_grad():

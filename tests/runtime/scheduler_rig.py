@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,9 +28,10 @@ from radix_runtime.messages import (
     unpack_ids,
 )
 from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.scheduler.constraints import MakeMasks
 from radix_runtime.scheduler.request import Request
 from radix_runtime.scheduler.scheduler import Scheduler
-from radix_runtime.step_plan import StepPlan
+from radix_runtime.step_plan import StepMasks, StepPlan
 from tests.runtime.check_content import check_content
 from tests.runtime.fake_engine import FakeEngine, Handle
 from tests.runtime.fake_model import FakeModel, oracle
@@ -83,6 +83,7 @@ class Rig:
         model: FakeModel | None = None,
         group_sizes: tuple[int, int] = (64, 64),
         host_pages: int = 0,
+        make_masks: MakeMasks | None = None,
         **settings: object,
     ) -> None:
         self.engine = FakeEngine(
@@ -107,14 +108,14 @@ class Rig:
         self.eos = eos
         self.clock = Clock()
         self.inbox, self.outbox = LocalChannel(), LocalChannel()
-        self.scheduler = self._make_scheduler(max_message)
+        self.scheduler = self._make_scheduler(max_message, make_masks)
         self.life = self.scheduler.life
         self._watch_launches()
         if poison:
             self._poison_freed_pages()
         self._forget()
 
-    def _make_scheduler(self, max_message: float) -> Scheduler:
+    def _make_scheduler(self, max_message: float, make_masks: MakeMasks | None) -> Scheduler:
         return Scheduler(
             args=self.args,
             executor=self.engine,
@@ -123,6 +124,7 @@ class Rig:
             eos_ids=sorted(self.eos),
             clock=self.clock,
             max_message=max_message,
+            make_masks=make_masks,
         )
 
     def _forget(self) -> None:
@@ -135,7 +137,7 @@ class Rig:
     def _watch_launches(self) -> None:
         launch = self.engine.launch
 
-        def checked(plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Handle:
+        def checked(plan: StepPlan, masks: StepMasks | None = None) -> Handle:
             self._check_plan(plan)
             return launch(plan, masks)
 
@@ -146,7 +148,7 @@ class Rig:
         plans: list[StepPlan] = []
         launch = self.engine.launch
 
-        def record(plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Handle:
+        def record(plan: StepPlan, masks: StepMasks | None = None) -> Handle:
             plans.append(plan)
             return launch(plan, masks)
 

@@ -86,7 +86,7 @@ class ScriptedServer:
 
     def __exit__(self, *exc: object) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(60)
         self._model.shutdown()
         self._grammars.close()
         if self._monitored:

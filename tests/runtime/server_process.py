@@ -78,7 +78,7 @@ class Server:
     def wait_exit(self, limit: float) -> int:
         return self.process.wait(limit)
 
-    def assert_nothing_left(self, limit: float = 5.0) -> None:
+    def assert_nothing_left(self, limit: float = 20.0) -> None:
         deadline = time.monotonic() + limit
         while left := self._left():
             assert time.monotonic() < deadline, f"{left}\n{self.log()}"
@@ -120,11 +120,11 @@ class Call(threading.Thread):
     """One long chat request; after `join`: `status`, `code` (of the error), `done` ([DONE] came),
     `broken` (the connection was cut), `ended` (time)."""
 
-    def __init__(self, url: str, stream: bool, tokens: int = 1800) -> None:
+    def __init__(self, url: str, stream: bool, tokens: int = 1800, prompt: str = PROMPT) -> None:
         super().__init__(daemon=True)
         self._url = url
         self._body = {
-            "messages": [{"role": "user", "content": PROMPT}],
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
             "ignore_eos": True,
             "stream": stream,
@@ -141,7 +141,8 @@ class Call(threading.Thread):
     def run(self) -> None:
         url = f"{self._url}/v1/chat/completions"
         try:
-            with httpx.stream("POST", url, json=self._body, timeout=120) as answer:
+            # Nothing is encrypted here: reading the system's certificates would take 40 ms of CPU.
+            with httpx.stream("POST", url, json=self._body, timeout=120, verify=False) as answer:
                 self.status = answer.status_code
                 if self.stream and self.status == 200:
                     for line in answer.iter_lines():

@@ -160,7 +160,7 @@ def test_only_what_ended_well_is_timed(slow: Stack) -> None:
     (rid,) = slow.manager._open
     failed = RequestFailed(rid=rid, status=400, code="invalid_value", message="no")
     slow.on_loop(lambda: slow.manager.handle(failed))
-    thread.join(10)
+    thread.join(60)
     assert answer == [400] and slow.manager.counts.refused == 1 and counted() == before + 1
     slow.send(Abort(""))
 
@@ -183,7 +183,7 @@ def test_flush_while_busy(slow: Stack) -> None:
     error = httpx.post(f"{slow.url}/flush_cache")
     assert (error.status_code, error.json()["error"]["code"]) == (400, "busy")
     assert httpx.post(f"{slow.url}/flush_cache?timeout=20", timeout=30).status_code == 200
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])

@@ -20,7 +20,7 @@ from tests.runtime.bad_requests import CHAT, good_request
 KEY = "sk-clé"
 ADMIN = "sk-admin"
 PUBLIC = {"/health", "/ping", "/ready", "/health_generate", "/metrics"}
-ADMIN_ROUTES = {"/flush_cache", "/server_info", "/get_server_info"}
+ADMIN_ROUTES = {"/flush_cache", "/server_info", "/get_server_info", "/step_trace"}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from radix_runtime.quantization.base import LinearMethod
 from radix_runtime.quantization.dense import DenseMethod, PlainMethod
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Layer, Moe, RmsNorm, Rope, SoftmaxRouter
-from tests.runtime.family_models import FAMILY_MODELS, Checkpoints
+from tests.runtime.family_models import FAMILY_MODELS, ONE_CALL, Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.tiny_models import (
     Driver,
@@ -366,14 +366,6 @@ def test_16_bits(checkpoint: Checkpoints, name: str, dtype: torch.dtype, toleran
     assert 1e-5 < float(error.median()) < tolerance
 
 
-# Dense, with norms of heads alone, residuals as they are, and scores that no position scales.
-_ONE_CALL = {
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
-    "qwen2_5_vl", "qwen3_vl", "gemma2", "gemma3", "gemma3_vl", "smollm3", "smollm3_window",
-    "exaone4", "exaone4_full", "glm", "glm4",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_which_families_are_one_call_of_the_wheel(checkpoint: Checkpoints, name: str) -> None:
     """And that it gives the bits of the modules."""
@@ -382,7 +374,7 @@ def test_which_families_are_one_call_of_the_wheel(checkpoint: Checkpoints, name:
     folder, _ = checkpoint(name)
     driver = Driver(folder)
     decoder = driver.model.model._cpu_decoder
-    assert decoder.applies_to(driver.pool) == (name in _ONE_CALL)
+    assert decoder.applies_to(driver.pool) == (name in ONE_CALL)
     ids = random_ids(driver.config, 30, seed=4)
     expected = driver.step([(Sequence(0, ids), 30)])
     decoder._is_possible = False

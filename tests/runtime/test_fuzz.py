@@ -4,35 +4,70 @@ against a server that is overloaded."""
 from __future__ import annotations
 
 import argparse
+import os
 import random
+from collections.abc import Callable
 
 import httpx
+import pytest
 
 from radix_runtime.cli import bench_overload
 from tests.runtime.api_stack import Stack
-from tests.runtime.loop_monitor import LoopHeld
-from tests.torture.fuzz import random_request
+from tests.runtime.loop_monitor import LIMIT
+from tests.torture.fuzz import answer_to_bytes, random_bytes, random_request
 
-REQUESTS = 250
+FULL = bool(os.environ.get("RADIX_TEST_FULL"))
+REQUESTS = 20_000 if FULL else 250
+TRIES = 3  # on a busy machine the clock of a thread also counts interrupts
 JSON = {"content-type": "application/json"}
 
 
+def send(stack: Stack, client: httpx.Client, rng: random.Random) -> Callable[[], int]:
+    """What sends a random request, as often as it is called, and gives its status: 0 for none."""
+    if rng.random() < 0.1:
+        data = random_bytes(rng)
+
+        def send_bytes() -> int:
+            answer = answer_to_bytes(stack.port, data)
+            status = int(answer.split(b" ", 2)[1]) if answer else 0
+            assert status < 500, (data, answer[:500])
+            return status
+
+        return send_bytes
+    path, content = random_request(rng)
+
+    def send_request() -> int:
+        answer = client.post(stack.url + path, content=content, headers=JSON)
+        assert answer.status_code < 500, (path, content[:500], answer.text)
+        if answer.status_code >= 400:
+            assert set(answer.json()) == {"error"}
+        return answer.status_code
+
+    return send_request
+
+
+def hold_time(stack: Stack, request: Callable[[], int]) -> float:
+    """The least time, of some tries, that a callback held the loop; seconds of its CPU."""
+    worst = []
+    for _ in range(TRIES):
+        stack.on_loop(stack.monitor.reset)
+        request()
+        worst.append(stack.monitor.worst.cpu)
+        if worst[-1] < LIMIT:
+            break
+    return min(worst)
+
+
+@pytest.mark.timeout(7200 if FULL else 300)
 def test_random_requests_get_no_5xx_and_do_not_hold_the_loop() -> None:
-    rng = random.Random()
-    held = 0
-    with Stack(monitored=True, pages=256) as stack, httpx.Client(timeout=60) as client:
-        for _ in range(REQUESTS):
-            stack.on_loop(stack.monitor.reset)
-            path, content = random_request(rng)
-            answer = client.post(stack.url + path, content=content, headers=JSON)
-            assert answer.status_code < 500, (path, content[:500], answer.text)
-            if answer.status_code >= 400:
-                assert set(answer.json()) == {"error"}
-            try:
-                stack.monitor.check()
-            except LoopHeld as error:
-                held += 1  # a busy machine's clock counts interrupts now and then
-                assert held < 5, (path, content[:500], str(error))
+    seed = random.randrange(1 << 32) if FULL else 17
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with Stack(monitored=True, pages=256) as stack, httpx.Client(timeout=120) as client:
+        for number in range(REQUESTS):
+            request = send(stack, client, rng)
+            held = hold_time(stack, request)
+            assert held < LIMIT, (seed, number, stack.monitor.report())
         stack.check_idle()
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 
 import numpy as np
 import psutil
@@ -15,23 +13,23 @@ import pytest
 from radix_runtime.constraint import Constraint
 from radix_runtime.errors import RequestError
 from radix_runtime.grammar import child, masker
-from radix_runtime.grammar.backend import Compiled, Vocabulary
 from radix_runtime.grammar.compilers import Compilers
-from radix_runtime.grammar.frames import Hello
-from radix_runtime.grammar.masker import Masker
 from radix_runtime.grammar.masker_process import GrammarCache, hold_back
-from radix_runtime.hub import DEMO_MODEL_DIR
-from radix_runtime.text.tokenizer import load_tokenizer
-
-PATIENCE = 120  # seconds; the machine may have much else to do
-SIZE = 1550  # more than the tokenizer has
-EOS = 2
-TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
-VOCABULARY = Vocabulary.of(TOKENIZER, SIZE, [EOS])
-
-
-def hello(**fields: float) -> Hello:
-    return Hello("llguidance", vocabulary=VOCABULARY, threads=2, **fields)  # type: ignore[arg-type]
+from tests.runtime.mask_rig import (
+    EOS,
+    PATIENCE,
+    SIZE,
+    TOKENIZER,
+    CountingBackend,
+    MaskRig,
+    begins,
+    hello,
+    ids_of,
+    taken,
+    texts_starting,
+    token,
+    wait,
+)
 
 
 @pytest.fixture
@@ -41,79 +39,11 @@ def compilers() -> Iterator[Compilers]:
     processes.close()
 
 
-class MaskRig:
-    """A masker with what it tells of failures; masks as sets of ids."""
-
-    def __init__(self, rows: int = 8) -> None:
-        self.failures: dict[int, RequestError] = {}
-        self.masker = Masker(hello(cache_bytes=1 << 26, mask_rows=rows), self._failed)
-        self.steps = 0
-
-    def _failed(self, number: int, error: RequestError) -> None:
-        self.failures[number] = error
-
-    def open(self, number: int, regex: str, min_tokens: int = 0) -> None:
-        constraint = Constraint("regex", regex)
-        built = self.masker.open(number, constraint, stop_ids=[EOS], min_tokens=min_tokens)
-        built.result(PATIENCE)
-
-    def ask(self, **tokens: list[int]) -> Future[np.ndarray]:
-        """Masks for the answers `a1`, `a2`..., which get these tokens first."""
-        masks: Future[np.ndarray] = Future()
-        rows = {int(name[1:]): (row, ids) for row, (name, ids) in enumerate(tokens.items())}
-        self.masker.fill(self.steps, rows, masks, len(rows))
-        self.steps += 1
-        return masks
-
-    def allowed(self, **tokens: list[int]) -> list[set[int]]:
-        return [ids_of(row) for row in self.ask(**tokens).result(PATIENCE)]
-
-    def kill(self) -> None:
-        pid = self.masker.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-
-
 @pytest.fixture
 def rig() -> Iterator[MaskRig]:
     made = MaskRig()
     yield made
     made.masker.close()
-
-
-def ids_of(mask: np.ndarray) -> set[int]:
-    bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits).tolist())
-
-
-def token(text: str) -> int:
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    assert len(ids) == 1
-    return ids[0]
-
-
-def texts_starting(*texts: str) -> set[int]:
-    """The tokens that are a beginning of one of these texts."""
-    found = set()
-    for index in range(TOKENIZER.vocab_size):
-        spelled = TOKENIZER.id_to_text(index)
-        if index not in TOKENIZER.special_ids and spelled:
-            if any(text.startswith(spelled) for text in texts):
-                found.add(index)
-    return found
-
-
-def begins(mask: set[int], text: str) -> bool:
-    """Whether a mask allows beginnings of `text` alone. Not all of them: what a grammar forces is
-    cut into tokens as the model would."""
-    return bool(mask) and mask <= texts_starting(text)
-
-
-def wait(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.005)
 
 
 # Compilers ------------------------------------------------------------------------------------
@@ -204,9 +134,9 @@ def _is_number(index: int, most: int) -> bool:
 
 def test_rows_of_nobody_allow_everything(rig: MaskRig) -> None:
     rig.open(1, "a")
-    masks: Future[np.ndarray] = Future()
-    rig.masker.fill(0, {1: (1, []), 99: (2, [])}, masks, 4)
-    found = masks.result(PATIENCE)
+    masks = rig.masker.promise(4, 0)
+    rig.masker.fill(masks, {1: (1, []), 99: (2, [])})
+    found = taken(masks)
     assert (found[[0, 2, 3]] == 0xFFFFFFFF).all()
     assert ids_of(found[1]) == {token("a")}
 
@@ -249,7 +179,7 @@ def test_a_masker_that_is_killed_is_replaced(rig: MaskRig, rounds: int) -> None:
         rig.open(10 + length, "x")  # while it is down
     rig.kill()
     masks = rig.ask(a1=[], a2=[token("a")], a10=[])
-    one, two, ten = (ids_of(row) for row in masks.result(PATIENCE))
+    one, two, ten = (ids_of(row) for row in taken(masks))
     assert begins(one, spelled[rounds:])
     assert begins(two, "bcabcabc")
     assert ten == {token("x")}
@@ -262,9 +192,9 @@ def test_masks_under_way_survive_a_kill(rig: MaskRig) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     masks = rig.ask(a1=[token("a")])
-    assert not masks.done()
+    assert rig.masker.is_missing(1)
     os.kill(pid, signal.SIGKILL)
-    assert begins(ids_of(masks.result(PATIENCE)[0]), "bc")
+    assert begins(ids_of(taken(masks)[0]), "bc")
     assert rig.allowed(a1=[token("b")]) == [{token("c")}]  # `a` was taken once
 
 
@@ -277,7 +207,7 @@ def test_a_masker_that_hangs_is_replaced(rig: MaskRig, monkeypatch: pytest.Monke
     masks = rig.ask(a1=[])
     wait(lambda: not psutil.pid_exists(pid))
     monkeypatch.undo()  # the new one has its time
-    assert begins(ids_of(masks.result(PATIENCE)[0]), "abc")
+    assert begins(ids_of(taken(masks)[0]), "abc")
     assert rig.masker.pid != pid
 
 
@@ -290,7 +220,7 @@ def test_the_answer_at_work_in_a_second_death_is_given_up(rig: MaskRig) -> None:
     masks = rig.ask(a1=[], a2=[])
     rig.masker._at_work[0] = 2  # as the process says before it works for one alone
     os.kill(pid, signal.SIGKILL)
-    assert begins(ids_of(masks.result(PATIENCE)[0]), "abc")
+    assert begins(ids_of(taken(masks)[0]), "abc")
     assert list(rig.failures) == [2]
 
 
@@ -302,30 +232,11 @@ def test_a_given_up_masker_blocks_nobody(rig: MaskRig, monkeypatch: pytest.Monke
     masks = rig.ask(a1=[])
     monkeypatch.setattr(rig.masker, "_dies_too_often", lambda: True)
     os.kill(pid, signal.SIGKILL)
-    assert (masks.result(PATIENCE) == 0xFFFFFFFF).all()
+    assert (taken(masks) == 0xFFFFFFFF).all()
     assert rig.failures[1].code == "grammar_unavailable"
     with pytest.raises(RequestError) as error:
         rig.open(2, "abc")
     assert error.value.status == 503
-
-
-class CountingBackend:
-    """Compiles anything to a matcher that is told apart by its text."""
-
-    def __init__(self) -> None:
-        self.compiled: list[str] = []
-
-    def compile(self, constraint: Constraint) -> object:
-        self.compiled.append(constraint.text)
-        return Compiled(FakeMatcher(constraint.text), [])  # type: ignore[arg-type]
-
-
-class FakeMatcher:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def copy(self) -> FakeMatcher:
-        return FakeMatcher(self.text)
 
 
 def test_the_cache_drops_what_was_used_least_recently() -> None:
@@ -339,3 +250,22 @@ def test_the_cache_drops_what_was_used_least_recently() -> None:
     assert cache.find(grammars[1].key) is None
     assert cache.build(grammars[0])[1] == []
     assert backend.compiled == ["0", "1", "2", "3"]
+
+
+def test_the_end_waits_for_no_process() -> None:
+    """One that is busy, here because it is stopped, is killed."""
+    processes = Compilers(hello())
+    processes.begin()
+    deadline = time.monotonic() + PATIENCE
+    while processes.pid is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process = psutil.Process(processes.pid)
+    process.suspend()
+    thread = processes._thread
+    assert thread is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "_END_SECONDS", 10 * PATIENCE)
+        processes.close()
+        thread.join(PATIENCE)
+    assert not thread.is_alive() and not process.is_running()

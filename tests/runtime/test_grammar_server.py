@@ -83,7 +83,7 @@ def process(server: Server, title: str) -> psutil.Process:
 
 def check_idle(server: Server) -> None:
     """Nothing is open, and the scheduler has found its own state right."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while True:
         state = httpx.get(f"{server.url}/get_server_info").json()["internal_states"][0]
         if state["num_running_reqs"] == 0 and state["num_queue_reqs"] == 0:

@@ -82,9 +82,9 @@ def test_foreign_frames_are_ignored_and_counted(net: Net) -> None:
     stranger.send(b"")
     stranger.send(b"\xdd\xff\xff\xff\xff" * 20)
     api = net.sender(API)
-    api.wait_connected(5)
+    api.wait_connected(30)
     api.send(generate(1))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     got: list[object] = []
     while inbox.ignored_frames < 3 or not got:
         assert time.monotonic() < deadline
@@ -102,7 +102,7 @@ def test_a_gap_or_a_broken_body_is_fatal(net: Net, sequence: int, body: bytes) -
     inbox = net.receiver(SCHEDULER)
     socket = net.raw(SCHEDULER)
     socket.send(net.frame(API, sequence, body))
-    assert inbox.wait(5)
+    assert inbox.wait(30)
     with pytest.raises(ipc.LinkError):
         inbox.receive()
     socket.close()
@@ -115,7 +115,7 @@ def test_a_replayed_message_is_fatal(net: Net) -> None:
     socket.send(frame)
     assert take(inbox, 1) == [Abort("r")]
     socket.send(frame)
-    assert inbox.wait(5)
+    assert inbox.wait(30)
     with pytest.raises(ipc.LinkError):
         inbox.receive()
     socket.close()
@@ -138,9 +138,9 @@ def test_an_absent_or_stuck_receiver_is_noticed(net: Net, monkeypatch: pytest.Mo
     with pytest.raises(ipc.LinkError):
         api.wait_connected(0.05)
     inbox = net.receiver(SCHEDULER)
-    api.wait_connected(5)
+    api.wait_connected(30)
     sent = 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while api.try_send(generate(sent, 10_000)):
         sent += 1
         assert time.monotonic() < deadline, "the queue has no bound"
@@ -165,7 +165,7 @@ def test_a_socket_that_nobody_else_keeps_ends_a_wait(net: Net) -> None:
 def test_wait_wakes_at_once(net: Net) -> None:
     inbox = net.receiver(SCHEDULER)
     api = net.sender(API)
-    api.wait_connected(5)
+    api.wait_connected(30)
     threading.Timer(0.1, lambda: api.send(Abort("r"))).start()
     start = time.monotonic()
     assert inbox.wait(30)
@@ -178,17 +178,28 @@ def test_wait_wakes_at_once(net: Net) -> None:
         struct.pack("<32sHIIQ", TOKEN, 99, 0, 0, 0) + encode(Abort("r")),  # nobody's
         struct.pack("<32sHIIQ", TOKEN, 2, 1, 0, 1) + encode(Abort("r")),  # a gap after a restart
     ],
+    ids=["of nobody", "after a gap"],  # the token is another in every process
 )
 def test_a_sender_that_cannot_be_is_fatal(net: Net, frame: bytes) -> None:
     inbox = net.receiver(SCHEDULER)
     socket = net.raw(SCHEDULER)
     socket.send(frame)
-    assert inbox.wait(5)
+    assert inbox.wait(30)
     with pytest.raises(ipc.LinkError):
         inbox.receive()
     socket.close()
 
 
+async def cpu_of_a_wait(link: ipc.AsyncLink) -> float:
+    """Seconds of this process's CPU in half a second in which nothing comes. A collection of
+    garbage, or what another test has left behind, may fall into it."""
+    before = time.process_time()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(link.receive(), 0.5)
+    return time.process_time() - before
+
+
+@pytest.mark.serial
 def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     at_scheduler = net.receiver(SCHEDULER)
     at_api = net.receiver(API)
@@ -207,15 +218,13 @@ def test_async_link(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
         got: list[str] = []
         while len(got) < count:
-            for message in await asyncio.wait_for(link.receive(), 10):
+            for message in await asyncio.wait_for(link.receive(), 60):
                 assert isinstance(message, TextBatch)
                 got += [d.rid for d in message.deltas]
         assert got == [str(i) for i in range(count)]
         thread.join()
-        before = time.process_time()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(link.receive(), 0.5)
-        assert time.process_time() - before < 0.1, "waiting spins"
+        waits = [await cpu_of_a_wait(link) for _ in range(3)]
+        assert min(waits) < 0.1, "waiting spins"
         link.send(generate(0))
         assert await asyncio.to_thread(take, at_scheduler, 1) == [generate(0)]
 
@@ -240,4 +249,4 @@ def test_async_link_keeps_aborts_when_full(net: Net, monkeypatch: pytest.MonkeyP
             got += inbox.receive()
         assert got == [Abort(f"r{i}") for i in range(20)]
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,4 +1,4 @@
-"""Every process of `radix serve` is killed under load; the bounds are promises to clients."""
+"""Every process of `radix serve` is killed under load: what clients see, and what is left."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.runtime.server_process import Server, join, start_load
 
-ERROR_SECONDS = 2.0  # until every open request has its error
-EXIT_SECONDS = 5.0  # until the server has gone
+# Several times what is promised (docs/reliability.md; tests/torture measures it), so that a busy
+# machine fails no test.
+ERROR_SECONDS = 10.0  # until every open request has its error; promised: 2
+EXIT_SECONDS = 20.0  # until the server has gone; promised: 5
 
 
 @pytest.mark.parametrize("role", ["radix: scheduler", "radix: detokenizer"])
@@ -101,10 +104,10 @@ def test_a_stopped_scheduler_makes_health_fail_then_resumes() -> None:
             start = time.monotonic()
             scheduler.suspend()
             while client.get(f"{server.url}/health").status_code == 200:
-                assert time.monotonic() - start < 11
+                assert time.monotonic() - start < 30
                 time.sleep(0.1)
             scheduler.resume()
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 30
             while client.get(f"{server.url}/health").status_code != 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
@@ -151,18 +154,17 @@ def test_a_signal_during_the_shutdown_ends_at_once() -> None:
         os.kill(server.find("radix: api").pid, signal.SIGSTOP)
         server.process.send_signal(signal.SIGINT)
         server.wait_for("shutting down")
-        start = time.monotonic()
         server.process.send_signal(signal.SIGINT)
-        assert server.wait_exit(2) == 128 + signal.SIGINT
-        assert time.monotonic() - start < 2
+        assert server.wait_exit(EXIT_SECONDS) == 128 + signal.SIGINT
         server.assert_nothing_left()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("delay", [0.25, 0.6])
+@pytest.mark.parametrize("delay", [0.1, 0.4])
 def test_a_signal_before_anything_is_loaded(signum: int, delay: float) -> None:
-    """While modules are imported; the first of them may take some hundredths of a second."""
+    """While modules are imported, from when the command has set its handlers on."""
     with Server(wait=False) as server:
+        wait_until_caught(server, signal.SIGTERM)
         time.sleep(delay)
         server.process.send_signal(signum)
         assert server.wait_exit(EXIT_SECONDS) == 0
@@ -179,16 +181,31 @@ def test_a_stopped_process_is_noticed_when_idle(role: str) -> None:
         os.kill(stopped.pid, signal.SIGSTOP)
         start = time.monotonic()
         while httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
-            assert time.monotonic() - start < 13
+            assert time.monotonic() - start < 40
             time.sleep(0.1)
         if role == "supervisor":
             stopped.resume()
             while httpx.get(f"{server.url}/health", timeout=5).status_code != 200:
-                assert time.monotonic() - start < 20
+                assert time.monotonic() - start < 60
                 time.sleep(0.1)
         else:
             assert server.wait_exit(2 + EXIT_SECONDS) == 75
             server.assert_nothing_left()
+
+
+def wait_until_caught(server: Server, signum: signal.Signals) -> None:
+    """Until the first process has a handler for the signal."""
+    deadline = time.monotonic() + 60
+    status = Path(f"/proc/{server.process.pid}/status")
+    while not caught_signals(status.read_text()) >> (signum - 1) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def caught_signals(status: str) -> int:
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.M)
+    assert match is not None
+    return int(match[1], 16)
 
 
 def test_a_signal_while_loading() -> None:

@@ -39,6 +39,7 @@ BASE = (
     "specs",
     "step_plan",
     "step_shape",
+    "step_times",
 )
 ORDER = (
     BASE,

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from radix_runtime.messages import Generate, unpack_ids
+from radix_runtime.server import body_decoder
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
 from tests.runtime.loop_monitor import LoopHeld
@@ -160,6 +161,21 @@ def test_the_process_of_large_bodies_may_die(stack: Stack) -> None:
     process.wait()
     error = post(stack, COMPLETIONS, body)
     assert (error.status_code, error.json()["error"]["code"]) == (500, "internal_error")
+    assert post(stack, COMPLETIONS, body).status_code == 200
+
+
+def test_a_body_that_is_not_decoded_in_time_is_a_503(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine whose cores are all busy."""
+    body = large(prompt=[5, 6], max_tokens=1)
+    assert post(stack, COMPLETIONS, body).status_code == 200
+    os.kill(stack.app.state.bodies.helper.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(body_decoder, "_SECONDS", 0.5)
+    late = post(stack, COMPLETIONS, body)
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_overloaded")
+    assert int(late.headers["retry-after"]) > 0
+    monkeypatch.undo()
     assert post(stack, COMPLETIONS, body).status_code == 200
 
 

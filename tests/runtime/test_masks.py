@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from radix_runtime.engine.deferred_stream import DeferredStream
 from radix_runtime.errors import EngineDeadError, MaskError
 from radix_runtime.sampling_params import SamplingParams
-from radix_runtime.step_plan import RowSampling, StepPlan, decode_plan, prefill_plan
+from radix_runtime.step_plan import Forward, RowSampling, StepPlan, decode_plan, prefill_plan
 from tests.runtime.parity import case, engine
 
 torch.set_num_threads(1)
@@ -51,10 +52,25 @@ def allow(*rows: set[int]) -> np.ndarray:
     return masks
 
 
-def done(masks: np.ndarray) -> Future[np.ndarray]:
-    future: Future[np.ndarray] = Future()
-    future.set_result(masks)
-    return future
+class Masks:
+    """StepMasks that come when `words` is done. `late` are the samples that do without."""
+
+    def __init__(self, late: Sequence[int] = ()) -> None:
+        self.words: Future[np.ndarray] = Future()
+        self.late = list(late)
+
+    def take(self, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
+        assert not forward.is_running()
+        words = self.words.result(LIMIT)
+        late = np.zeros(len(words), bool)
+        late[self.late] = True
+        return words, late
+
+
+def done(masks: np.ndarray, late: Sequence[int] = ()) -> Masks:
+    made = Masks(late)
+    made.words.set_result(masks)
+    return made
 
 
 def ids(future: Future[Any]) -> list[int]:
@@ -96,14 +112,14 @@ def test_the_draw_waits_and_the_model_does_not(
 
     monkeypatch.setattr(runner, "forward", watched_forward)
     monkeypatch.setattr(runner, "draw", watched_draw)
-    masks: Future[np.ndarray] = Future()
+    masks = Masks()
     plan = prompts()
     plan.step_id = 10
     step = executor.launch(plan, masks)
     behind = executor.launch(decode_plan([4, 1], [6, 4], step_id=11))
     assert forwarded.wait(LIMIT)
     assert order == ["forward 10"] and not step.done() and not behind.done()
-    masks.set_result(allow({5}, {6}))
+    masks.words.set_result(allow({5}, {6}))
     assert ids(step) == [5, 6]
     assert len(ids(behind)) == 2 and step.done() and behind.done()
     assert order == ["forward 10", "draw 10", "forward 11", "draw 11"]
@@ -122,20 +138,20 @@ def test_the_draw_waits_and_the_model_does_not(
 )
 def test_masks_that_fail_end_their_step_alone(executor: Any, masks: Any, message: str) -> None:
     expected = ids(executor.launch(prompts()))
-    future: Future[np.ndarray] = Future()
+    future = Masks()
     plan = prompts()
     plan.step_id = 7
     step = executor.launch(plan, future)
     behind = executor.launch(decode_plan([4, 1], [6, 4]))
     if isinstance(masks, Exception):
-        future.set_exception(masks)
+        future.words.set_exception(masks)
     else:
-        future.set_result(masks)
+        future.words.set_result(masks)
     with pytest.raises(MaskError) as caught:
         step.result(timeout=LIMIT)
     assert caught.value.step_id == 7 and message in str(caught.value)
     assert executor.failure is None
-    assert all(0 <= token < VOCAB for token in ids(behind)), "it ran on id 0"
+    assert all(0 <= token < VOCAB for token in ids(behind))
     assert ids(executor.launch(prompts())) == expected
 
 
@@ -143,15 +159,69 @@ def test_a_step_that_fails_behind_a_mask_is_the_engines_death() -> None:
     e = engine(case("qwen2_bias").folder)
     executor: Any = e.executor
     with e:
-        masks: Future[np.ndarray] = Future()
+        masks = Masks()
         step = executor.launch(prompts(), masks)
         too_long = executor.launch(decode_plan([4], [10**6]))
         behind = executor.launch(decode_plan([4], [7]))
-        masks.set_result(allow({5}, {6}))
+        masks.words.set_result(allow({5}, {6}))
         assert ids(step) == [5, 6]
         for failed in (too_long, behind):
             with pytest.raises(EngineDeadError, match="tokens of context"):
                 failed.result(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_late_row_draws_in_the_next_step(executor: Any, temperature: float) -> None:
+    """Launched ahead or not, the step behind computes its last token again and draws what the
+    first would have drawn; the neighbour goes on. All ranks agree, as the next steps show."""
+    everything = set(range(VOCAB))
+    free = allow(everything, everything)
+    executor.launch(prompts(temperature), done(allow({5}, {6}))).result(LIMIT)
+    steps = [
+        executor.launch(decode_plan([4, 1], [6 + i, 4 + i]), done(free)).result(LIMIT).ids.tolist()
+        for i in range(4)
+    ]
+    rows = list(zip(*steps, strict=True))
+    executor.launch(prompts(temperature), done(allow({5}, {6}))).result(LIMIT)
+    pattern = [[0], [0], [], [1], [0, 1], [], [1], []]
+    launched = [
+        executor.launch(decode_plan([4, 1], [6 + i, 4 + i]), done(free, late))
+        for i, late in enumerate(pattern)
+    ]
+    found: list[list[int]] = [[], []]
+    for step, late in zip(launched, pattern, strict=True):
+        result = step.result(LIMIT)
+        assert np.flatnonzero(result.late).tolist() == late
+        assert (result.ids[late] == -1).all()
+        for row in {0, 1} - set(late):
+            found[row].append(int(result.ids[row]))
+    assert tuple(found[0][:4]) == rows[0] and tuple(found[1][:4]) == rows[1]
+
+
+def test_penalties_count_only_what_was_drawn(executor: Any) -> None:
+    params = SamplingParams(temperature=0, repetition_penalty=1.7, frequency_penalty=0.4)
+
+    def run(pattern: list[list[int]]) -> list[int]:
+        plan = prompts()
+        plan.new_rows = [RowSampling(row=row, seed=row, params=params) for row in (4, 1)]
+        executor.launch(plan).result(LIMIT)
+        free = np.full((2, WORDS), 0xFFFFFFFF, np.uint32)
+        ids = []
+        for i, late in enumerate(pattern):
+            step = executor.launch(decode_plan([4, 1], [6 + i, 4 + i]), done(free, late))
+            if not late:
+                ids.append(int(step.result(LIMIT).ids[0]))
+        return ids
+
+    assert run([[0], [], [0], [0], [], []]) == run([[], [], []])
+
+
+@pytest.mark.parametrize("late", [[1], [0, 1]])
+def test_a_prompt_cannot_be_late(executor: Any, late: list[int]) -> None:
+    everything = set(range(VOCAB))
+    step = executor.launch(prompts(), done(allow(everything, everything), late))
+    with pytest.raises(MaskError, match="late that must not be"):
+        step.result(timeout=LIMIT)
 
 
 class CallersThread(Executor):

@@ -51,5 +51,5 @@ def test_curl() -> None:
             server.url + path, content=body, headers=[tuple(header.split(": "))], timeout=60
         )
         server.process.terminate()
-        assert server.wait_exit(5) == 0
+        assert server.wait_exit(30) == 0
     assert json.loads(reply.content)["choices"][0]["message"]["content"] == answer[1]

@@ -54,7 +54,7 @@ def test_a_process_that_was_started_again(net: Net) -> None:
     of_dead = net.sender(TOY)
     net.receiver("scheduler/0")
     net.receiver("scheduler/1")
-    api.wait_connected(5)
+    api.wait_connected(30)
     for i in range(3):
         api.send(Control(i, "x"))
     assert len(take(dead, 3)) == 3
@@ -73,7 +73,7 @@ def test_a_process_that_was_started_again(net: Net) -> None:
     new = net.receiver(TOY)
     stale = net.raw(TOY)
     stale.send(net.frame(API, 4, encode(Control(4, "stale"))))
-    assert new.wait(5) and new.receive() == []
+    assert new.wait(30) and new.receive() == []
     supervisor.tell(API, ProcessUp(TOY, 1))
     assert take(at_api, 1) == [ProcessUp(TOY, 1)]
     api.send(Control(5, "x"))

@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
     with Server("--disable-overlap-schedule", "--check-invariants", "step") as server:
         yield server
         server.process.terminate()
-        assert server.wait_exit(5) == 0
+        assert server.wait_exit(30) == 0
         server.assert_nothing_left()
 
 
@@ -131,12 +131,18 @@ def test_light_processes_load_no_torch(server: Server) -> None:
 
 
 def test_idle_processes_sleep(server: Server) -> None:
-    time.sleep(0.5)  # the idle check of the requests before
-    before = [p.cpu_times() for p in server.family if p.is_running()]
-    time.sleep(3)
-    after = [p.cpu_times() for p in server.family if p.is_running()]
-    used = sum(t.user + t.system for t in after) - sum(t.user + t.system for t in before)
-    assert used < 0.3
+    used: list[float] = []
+    # Three times at most: what the requests before have left to do may come late.
+    while len(used) < 3 and min(used, default=1.0) >= 0.3:
+        before = cpu_seconds(server)
+        time.sleep(3)
+        used.append(cpu_seconds(server) - before)
+    assert min(used) < 0.3, used
+
+
+def cpu_seconds(server: Server) -> float:
+    times = [process.cpu_times() for process in server.family if process.is_running()]
+    return sum(t.user + t.system for t in times)
 
 
 def test_mistakes_of_clients_are_answered_and_not_logged(server: Server) -> None:
@@ -213,7 +219,7 @@ def _refused(*flags: str) -> str:
         assert result.returncode == 78, result.stderr
         errors = [line for line in result.stderr.splitlines() if "Warning" not in line]
         assert len(errors) == 1 and errors[0].startswith("radix: error: "), result.stderr
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while os.listdir(runtime_dir):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -253,7 +259,7 @@ def test_clients_that_leave_are_aborted() -> None:
         for _ in range(4):
             with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
                 next(answer.iter_lines())
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while _stats(server)["num_running_reqs"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -165,7 +165,9 @@ def packed_layer(method: LinearMethod) -> Layer:
     return layer
 
 
-@pytest.mark.parametrize("method", [DenseMethod(), Int8Method(), Wrapped()], ids=repr)
+@pytest.mark.parametrize(
+    "method", [DenseMethod(), Int8Method(), Wrapped()], ids=lambda method: type(method).__name__
+)
 def test_argmax_is_that_of_the_outputs(method: LinearMethod) -> None:
     layer = packed_layer(method)
     x = torch.randn(5, 8)

@@ -65,7 +65,7 @@ def test_every_consumer_gets_every_frame_in_order(capacity):
         time.sleep(0.01)
     ring.close()
     for t in threads:
-        t.join(10)
+        t.join(60)
         assert not t.is_alive()
     ring.release()
     assert all(g == frames for g in got)
@@ -88,13 +88,14 @@ def test_close_ends_readers_and_writer():
     thread = collect(ring, 0, got)
     time.sleep(0.1)
     ring.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and got == []
     with pytest.raises(EngineDeadError, match="closed"):
         ring.publish(b"z")
     ring.release()
 
 
+@pytest.mark.serial
 def test_waiting_uses_no_processor():
     ring = StepRing(1)
     reader = StepRingReader(ring.handle, 0)
@@ -155,7 +156,7 @@ def test_a_plan_crosses_unchanged():
     thread = collect(ring, 0, got)
     ring.publish(serialize_plan(plan))
     close_when_read(ring)
-    thread.join(10)
+    thread.join(60)
     back = deserialize_plan(got[0])
     for name in StepPlan.__slots__:
         ours, theirs = getattr(plan, name), getattr(back, name)

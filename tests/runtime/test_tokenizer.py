@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def test_bytes_of_sentencepiece_tokens_make_the_text(text: str) -> None:
     assert len(ids) * SENTENCEPIECE.max_token_bytes >= len(joined)
 
 
+@pytest.mark.serial
 def test_a_long_text_does_not_hold_up_other_threads() -> None:
     """Its ids are those that the library gives one text; meanwhile the event loop goes on."""
     tokenizer = load_tokenizer(DEMO_MODEL_DIR)
@@ -101,7 +103,14 @@ def test_a_long_text_does_not_hold_up_other_threads() -> None:
                 tokenizer.encode(sample, special)
                 == backend.encode(sample, add_special_tokens=special).ids
             )
-    worker = threading.Thread(target=tokenizer.encode, args=(text,))
+    # A busy machine stops this thread too, but not every time.
+    assert min(longest_stop(lambda: tokenizer.encode(text)) for _ in range(5)) < 0.5
+
+
+def longest_stop(work: Callable[[], object]) -> float:
+    """The longest time for which another thread, which does `work`, lets this one not run: a part
+    of the whole time."""
+    worker = threading.Thread(target=work)
     start = last = time.perf_counter()
     longest = 0.0
     worker.start()
@@ -110,7 +119,7 @@ def test_a_long_text_does_not_hold_up_other_threads() -> None:
         now = time.perf_counter()
         longest = max(longest, now - last)
         last = now
-    assert longest < (last - start) / 2
+    return longest / (last - start)
 
 
 def test_odd_ids() -> None:

@@ -19,7 +19,9 @@ from tests.child import IMPORT_PATH
 from tests.runtime.parity import case, engine
 
 torch.set_num_threads(1)
-LIMIT = 5.0  # seconds in which a death must show; the collectives alone would wait for 60
+pytestmark = pytest.mark.serial
+
+LIMIT = 20.0  # seconds in which a death must show; the collectives alone would wait for 60
 
 
 def tp_engine(**changes):

@@ -8,6 +8,7 @@ import sys
 
 from tests.torture.fuzz import fuzz
 from tests.torture.kills import kills, signals, stops
+from tests.torture.neighbours import neighbours
 from tests.torture.storm import storm
 
 
@@ -15,15 +16,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="altogether, about")
     parser.add_argument(
-        "--only", choices=("kills", "stops", "signals", "storm", "fuzz"), help="one part alone"
+        "--only",
+        choices=("kills", "stops", "signals", "storm", "fuzz", "neighbours"),
+        help="one part alone",
     )
     flags = parser.parse_args()
     parts = {
         "kills": (kills, 0.40),
         "stops": (stops, 0.10),
         "signals": (signals, 0.15),
-        "storm": (storm, 0.20),
-        "fuzz": (fuzz, 0.15),
+        "storm": (storm, 0.15),
+        "fuzz": (fuzz, 0.10),
+        "neighbours": (neighbours, 0.10),
     }
     broken: list[str] = []
     for name, (part, share) in parts.items():

@@ -63,7 +63,9 @@ def fuzz(seconds: float) -> list[str]:
         end = time.monotonic() + seconds
         while time.monotonic() < end and len(broken) < 10:
             if rng.random() < 0.1:
-                _raw(server, rng)
+                port = int(server.url.rpartition(":")[2])
+                if b" 500 " in answer_to_bytes(port, random_bytes(rng))[:16]:
+                    broken.append("fuzz: bytes that are no HTTP: 500")
                 continue
             path, content = random_request(rng)
             headers = {"content-type": "application/json"}
@@ -98,17 +100,24 @@ def random_request(rng: random.Random) -> tuple[str, bytes]:
     return path, json.dumps(body).encode()
 
 
-def _raw(server: Server, rng: random.Random) -> None:
+def random_bytes(rng: random.Random) -> bytes:
+    """An HTTP request with some bytes changed."""
     data = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\nhello"
     mutated = bytearray(data)
     for _ in range(rng.randrange(1, 6)):
         mutated[rng.randrange(len(mutated))] = rng.randrange(256)
-    port = int(server.url.rpartition(":")[2])
+    return bytes(mutated)
+
+
+def answer_to_bytes(port: int, data: bytes) -> bytes:
+    """All that comes back; nothing if the connection is reset."""
+    answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(mutated)
+        connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         try:
-            while connection.recv(1 << 16):
-                pass
+            while more := connection.recv(1 << 16):
+                answer += more
         except ConnectionResetError:
             pass
+    return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -11,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import httpx
+
 from tests.runtime.server_process import Call, Server, start_load
 
 ERROR_SECONDS = 2.0  # until the last open request has its error
 EXIT_SECONDS = 5.0  # until every process has gone
 STEP_TIMEOUT = 3
+LONG_PROMPT = "the quick brown fox " * 250  # 1,750 tokens
 ROLES = {1: ("supervisor", "radix: api", "radix: scheduler", "radix: detokenizer")}
 ROLES[2] = ("supervisor", "radix: scheduler", "radix: rank 1")
 Case = tuple[str, int, str, str]  # name, ranks, role or signals, phase
@@ -54,14 +58,26 @@ def print_table(rows: list[Row]) -> None:
 
 
 def load(server: Server, phase: str) -> list[Call]:
-    """Open requests as the phase has them."""
+    """Open requests as the phase has them; in `prefill` most of them wait for their prompts."""
     if phase == "idle":
         return []
     if phase == "decode":
         return start_load(server, 8, 4)
-    calls = [Call(server.url, stream=i % 2 == 0, tokens=1800) for i in range(40)]
-    time.sleep(0.3)
+    prompts = [f"{i}: {LONG_PROMPT}" for i in range(40)]
+    calls = [Call(server.url, i % 2 == 0, tokens=4, prompt=text) for i, text in enumerate(prompts)]
+    deadline = time.monotonic() + 60
+    while open_requests(server) < 30:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     return calls
+
+
+def open_requests(server: Server) -> int:
+    """Requests that the server has taken and not answered."""
+    text = httpx.get(f"{server.url}/metrics", timeout=30, verify=False).text
+    found = re.search(r"^radix:open_requests\S* (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
 
 
 def seen(call: Call) -> str:

@@ -1,11 +1,26 @@
-// What a backend implements for the decoder family, beside the entries of other families.
+// What the CPU implements for the decoder family. What the ops share was checked by api/decoder.cpp.
 #pragma once
 
-#include "radix_kernels/types.h"
+#include <vector>
 
-namespace radix::backend {
+#include "radix_kernels/decoder.h"
 
-// to += x: contiguous, of one shape and dtype; rounded once.
-void decoder_add(const rk_tensor& to, const rk_tensor& x);
+namespace radix {
 
-}  // namespace radix::backend
+// Where everything lies in the workspace: offsets in bytes. offsets: of each buffer but the first.
+struct DecoderPlan {
+  int64_t tokens;
+  std::vector<int64_t> offsets;
+  int64_t scratch, scratch_bytes;  // what one op at a time needs
+  int64_t bytes;
+};
+
+namespace backend {
+
+// The most that an op of the list needs beside its buffers.
+int64_t decoder_scratch_bytes(const rk_decoder_args& args);
+// memory: plan.bytes.
+void decoder(const rk_decoder_args& args, const DecoderPlan& plan, char* memory);
+
+}  // namespace backend
+}  // namespace radix

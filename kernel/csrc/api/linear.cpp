@@ -155,23 +155,29 @@ rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream stream) 
   });
 }
 
+rk_linear_args radix::checked_linear(const rk_linear_args* args, rk_packed_desc* desc) {
+  const char* op = "linear";
+  auto a = read_args(op, args);
+  *desc = check_desc(op, a.desc);
+  const Arg x(op, "x", a.x), packed(op, "weight", a.packed), out(op, "out", a.out);
+  check_packed(op, packed, *desc);
+  check_x(x, packed, *desc);
+  out.same_device(packed).dtype({dtype_of(desc->dtype), DType::f32}).ndim(x->ndim).last_contiguous().writable();
+  check_epilogue(op, a, *desc, x, out);
+  if (a.bias) {
+    const Arg bias(op, "bias", a.bias);
+    bias.same_device(packed).dtype({dtype_of(desc->dtype), DType::f32}).shape({desc->n}, "outputs of the weight");
+    bias.last_contiguous();
+  }
+  a.desc = desc;
+  return a;
+}
+
 rk_status rk_linear(const rk_linear_args* args, rk_stream stream) {
   return guard([&] {
-    const char* op = "linear";
-    auto a = read_args(op, args);
-    const auto desc = check_desc(op, a.desc);
-    const Arg x(op, "x", a.x), packed(op, "weight", a.packed), out(op, "out", a.out);
-    check_packed(op, packed, desc);
-    check_x(x, packed, desc);
-    out.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).ndim(x->ndim).last_contiguous().writable();
-    check_epilogue(op, a, desc, x, out);
-    if (a.bias) {
-      const Arg bias(op, "bias", a.bias);
-      bias.same_device(packed).dtype({dtype_of(desc.dtype), DType::f32}).shape({desc.n}, "outputs of the weight");
-      bias.last_contiguous();
-    }
-    a.desc = &desc;
-    if (out.numel() > 0) backend::linear(a, stream);
+    rk_packed_desc desc;
+    const rk_linear_args a = checked_linear(args, &desc);
+    if (Arg("linear", "out", a.out).numel() > 0) backend::linear(a, stream);
   });
 }
 

@@ -3,7 +3,12 @@
 
 #include "radix_kernels/linear.h"
 
-namespace radix::backend {
+namespace radix {
+
+// Throws Error unless rk_linear takes `args`; what the backend is to be given, with `desc`, the caller's memory, in it.
+rk_linear_args checked_linear(const rk_linear_args* args, rk_packed_desc* desc);
+
+namespace backend {
 
 // Fills desc.layout; the bytes of the packed storage.
 int64_t packed_weight_info(rk_packed_desc& desc);
@@ -13,4 +18,5 @@ void linear(const rk_linear_args& args, rk_stream stream);
 void linear_argmax(const rk_linear_argmax_args& args, rk_stream stream);
 void embedding(const rk_embedding_args& args, rk_stream stream);
 
-}  // namespace radix::backend
+}  // namespace backend
+}  // namespace radix

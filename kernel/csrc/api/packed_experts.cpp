@@ -9,6 +9,21 @@ namespace {
 
 constexpr int64_t kAlign = 64;
 
+// Cuts the workspace.
+void place(PackedExpertsPlan& p) {
+  p.fused = p.inner % 16 == 0;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = p.bytes;
+    p.bytes += (bytes + kAlign - 1) / kAlign * kAlign;
+    return begin;
+  };
+  const int64_t pairs = p.tokens * p.topk;
+  p.rows = take(pairs * p.hidden * p.item);
+  p.gated = take(pairs * p.inner * p.item);
+  p.gate_up = take(p.fused ? 0 : pairs * 2 * p.inner * p.item);
+  p.places = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
+}
+
 PackedExpertsPlan plan_of(const char* op, const rk_fused_experts_packed_args& a) {
   const Arg x(op, "hidden_states", a.hidden_states), ids(op, "topk_ids", a.topk_ids);
   x.backend_device().dtype(kFloats).ndim(2).last_contiguous();
@@ -28,21 +43,17 @@ PackedExpertsPlan plan_of(const char* op, const rk_fused_experts_packed_args& a)
            (long long)w1.n, (long long)w1.k, (long long)w2.n, (long long)w2.k, (long long)(2 * p.inner),
            (long long)p.hidden, (long long)p.hidden, (long long)p.inner);
   }
-  p.fused = p.inner % 16 == 0;
-  const auto take = [&](int64_t bytes) {
-    const int64_t begin = p.bytes;
-    p.bytes += (bytes + kAlign - 1) / kAlign * kAlign;
-    return begin;
-  };
-  const int64_t pairs = p.tokens * p.topk;
-  p.rows = take(pairs * p.hidden * p.item);
-  p.gated = take(pairs * p.inner * p.item);
-  p.gate_up = take(p.fused ? 0 : pairs * 2 * p.inner * p.item);
-  p.places = take(pairs * static_cast<int64_t>(sizeof(int32_t)));
+  place(p);
   return p;
 }
 
 }  // namespace
+
+int64_t radix::packed_experts_bytes(int64_t tokens, int64_t topk, int64_t hidden, int64_t inner, int64_t item) {
+  PackedExpertsPlan p{tokens, topk, hidden, inner, item};
+  place(p);
+  return p.bytes + kAlign;  // the caller's memory may begin anywhere
+}
 
 rk_status rk_fused_experts_packed(const rk_fused_experts_packed_args* args, rk_stream) {
   return guard([&] {

@@ -12,6 +12,9 @@ struct PackedExpertsPlan {
   int64_t rows, gated, gate_up, places, bytes;
 };
 
+// The size of a workspace for `tokens` rows of `hidden` elements of `item` bytes, topk experts of width `inner` each.
+int64_t packed_experts_bytes(int64_t tokens, int64_t topk, int64_t hidden, int64_t inner, int64_t item);
+
 namespace backend {
 
 // memory: plan.bytes, on a cache line.

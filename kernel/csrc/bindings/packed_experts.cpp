@@ -1,58 +1,6 @@
-#include "radix_kernels/packed_experts.h"
-
-#include <vector>
-
-#include "bindings/held.h"
+#include "bindings/packed_experts.h"
 
 namespace radix::bind {
-namespace {
-
-// The Python object `_bind.PackedExperts`: the weights of all experts. radix_kernels.PackedExperts is its public face.
-class PackedExperts {
- public:
-  // w1, w2 are (PackedDesc, data).
-  void add(const py::tuple& w1, const py::tuple& w2) {
-    Call call("pack_experts");
-    rk_packed_expert expert{};
-    expert.w1_desc = keep_.desc(w1[0]);
-    expert.w1 = keep_.tensor(call, "w1", w1[1]);
-    expert.w2_desc = keep_.desc(w2[0]);
-    expert.w2 = keep_.tensor(call, "w2", w2[1]);
-    experts_.push_back(expert);
-    args_.experts = experts_.data();
-    args_.num_experts = static_cast<int32_t>(experts_.size());
-  }
-
-  int64_t workspace_size(py::handle hidden_states, py::handle topk_ids) const {
-    Call call("fused_experts_packed");
-    rk_fused_experts_packed_args args = args_;
-    args.hidden_states = call.in("hidden_states", hidden_states);
-    args.topk_ids = call.in("topk_ids", topk_ids);
-    int64_t bytes = 0;
-    if (const rk_status status = rk_fused_experts_packed_workspace_size(&args, &bytes)) raise(status, rk_last_error());
-    return bytes;
-  }
-
-  void run(py::handle hidden_states, py::handle topk_weights, py::handle topk_ids, py::handle expert_map,
-           py::handle out, py::handle workspace) const {
-    Call call("fused_experts_packed");
-    rk_fused_experts_packed_args args = args_;
-    args.hidden_states = call.in("hidden_states", hidden_states);
-    args.topk_weights = call.in("topk_weights", topk_weights);
-    args.topk_ids = call.in("topk_ids", topk_ids);
-    args.expert_map = call.optional_in("expert_map", expert_map);
-    args.out = call.out("out", out);
-    args.workspace = call.out("workspace", workspace);
-    call.run(rk_fused_experts_packed, args);
-  }
-
- private:
-  rk_fused_experts_packed_args args_{sizeof(rk_fused_experts_packed_args)};  // what all calls share
-  std::vector<rk_packed_expert> experts_;
-  Keeper keep_;
-};
-
-}  // namespace
 
 void bind_packed_experts(py::module_& m) {
   py::class_<PackedExperts>(m, "PackedExperts")

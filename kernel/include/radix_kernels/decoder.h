@@ -1,64 +1,144 @@
-/* All layers of a dense decoder in one call. */
+/* A step of a decoder in one call: a list of ops over numbered buffers. */
 #ifndef RADIX_KERNELS_DECODER_H
 #define RADIX_KERNELS_DECODER_H
 
 #include "radix_kernels/linear.h"
+#include "radix_kernels/packed_experts.h"
 #include "radix_kernels/types.h"
 
-/* What stands between the two products of the MLP. */
-enum { RK_ACTIVATION_SILU = 0, RK_ACTIVATION_GELU = 1, RK_ACTIVATION_GELU_TANH = 2 };
+/* A buffer holds `columns` elements of each token of the call. Buffer 0 is the call's `hidden`; the others lie in its
+ * workspace and have no contents before an op has written them. */
+typedef struct rk_decoder_buffer {
+  int64_t columns;
+  rk_dtype dtype;
+} rk_decoder_buffer;
 
-/* A packed weight and its bias (may be NULL), as in rk_linear_args. */
-typedef struct rk_decoder_linear {
+/* Columns [first, first + count) of a buffer, of all tokens: what an op reads or writes. */
+typedef struct rk_columns {
+  int32_t buffer;
+  int64_t first;
+  int64_t count;
+} rk_columns;
+
+/* Each op is the entry that its record names, with its bits and its errors; fields that are not explained are those of
+ * the entry. A tensor that may be left out is NULL. */
+typedef enum rk_decoder_op_kind {
+  RK_OP_RMSNORM = 0,
+  RK_OP_LINEAR = 1,
+  RK_OP_ROPE_STORE = 2,
+  RK_OP_ATTENTION = 3,
+  RK_OP_GATED_ACTIVATION = 4,
+  RK_OP_ADD = 5,
+  RK_OP_ROUTE = 6,
+  RK_OP_EXPERTS = 7
+} rk_decoder_op_kind;
+
+/* rk_rmsnorm. */
+typedef struct rk_rmsnorm_op {
+  rk_columns x;
+  rk_columns out;
+  const rk_tensor* weight;
+  float eps;
+} rk_rmsnorm_op;
+
+/* rk_linear. residual: count 0 for none. */
+typedef struct rk_linear_op {
+  rk_columns x;
+  rk_columns out;
+  rk_columns residual;
   const rk_packed_desc* desc;
   const rk_tensor* packed;
   const rk_tensor* bias;
-} rk_decoder_linear;
+  int32_t gate;
+} rk_linear_op;
 
-/* Norms may be NULL: none; q_norm and k_norm both or neither. attention_norm and mlp_norm are of the inputs of these
- * blocks, attention_out_norm and mlp_out_norm of what they add to the residual. Outputs of qkv: the query heads, then
- * the key heads, then the value heads; of gate_up: gate, then up. k_scale, v_scale: of INT8 caches, else NULL. sinks as
- * in rk_flash_attn_with_kvcache_args, window_left, softmax_scale and softcap as in rk_attention_options, cos_sin_cache
- * and is_neox as in rk_fused_qk_norm_rope_store_args. */
-typedef struct rk_decoder_layer {
-  const rk_tensor* attention_norm;
-  const rk_tensor* attention_out_norm;
-  const rk_tensor* mlp_norm;
-  const rk_tensor* mlp_out_norm;
-  const rk_tensor* q_norm;
-  const rk_tensor* k_norm;
-  rk_decoder_linear qkv;
-  rk_decoder_linear o;
-  rk_decoder_linear gate_up;
-  rk_decoder_linear down;
-  const rk_tensor* k_cache;
-  const rk_tensor* v_cache;
+/* The keys and values of a layer: [pages, page_size, heads, D]; scales of INT8 caches. */
+typedef struct rk_layer_cache {
+  const rk_tensor* k;
+  const rk_tensor* v;
   const rk_tensor* k_scale;
   const rk_tensor* v_scale;
+} rk_layer_cache;
+
+/* rk_fused_qk_norm_rope_store: q, k and v are heads of the cache's size. */
+typedef struct rk_rope_store_op {
+  rk_columns q;
+  rk_columns k;
+  rk_columns v;
+  rk_layer_cache cache;
+  const rk_tensor* q_norm;
+  const rk_tensor* k_norm;
   const rk_tensor* cos_sin_cache;
+  float eps;
+  int32_t is_neox;
+} rk_rope_store_op;
+
+/* rk_flash_attn_with_kvcache, causal. */
+typedef struct rk_attention_op {
+  rk_columns q;
+  rk_columns out;
+  rk_layer_cache cache;
   const rk_tensor* sinks;
   float softmax_scale;
   float softcap;
   int32_t window_left;
-  int32_t is_neox;
-} rk_decoder_layer;
+} rk_attention_op;
 
-/* For each layer: rmsnorm, qkv, fused_qk_norm_rope_store, flash_attn_with_kvcache, o, rmsnorm, gate_up, activation,
- * down; then the last norm: the entries of those names one after the other, with their bits and their errors; o and
- * down add to the residual before they are rounded, or, where a norm is behind them, it does so in a sum of its own;
- * gate_up without a bias and SiLU over a multiple of 16 are one product with RK_GATE_HALVES. hidden [T, H]: the
- * embeddings, and in their place the result. All floating-point tensors but scales have one dtype. Head counts follow
- * from the caches [pages, page_size, Hkv, D] and from the inputs Hq * D of `o`. positions, slot_mapping, page_table,
- * kv_lens, cu_seqlens_q and max_seqlen_q as in the entries. workspace: uint8, contiguous, at least
+/* rk_silu_and_mul, rk_gelu_and_mul, rk_gelu_tanh_and_mul. */
+enum { RK_ACTIVATION_SILU = 0, RK_ACTIVATION_GELU = 1, RK_ACTIVATION_GELU_TANH = 2 };
+typedef struct rk_gated_activation_op {
+  rk_columns x;
+  rk_columns out;
+  int32_t activation;
+} rk_gated_activation_op;
+
+/* to += x in float32, rounded once; whole buffers of one dtype. */
+typedef struct rk_add_op {
+  int32_t to;
+  int32_t x;
+} rk_add_op;
+
+/* rk_topk_softmax, rk_topk_sigmoid (with correction_bias or without), rk_moe_fused_gate. */
+enum { RK_ROUTE_SOFTMAX = 0, RK_ROUTE_SIGMOID = 1, RK_ROUTE_GROUPED = 2 };
+typedef struct rk_route_op {
+  rk_columns logits;
+  rk_columns weights;
+  rk_columns ids;
+  const rk_tensor* bias;
+  int32_t router;
+  int32_t renormalize;
+  int32_t groups;
+  int32_t top_groups;
+  float scaling;
+} rk_route_op;
+
+/* rk_fused_experts_packed. */
+typedef struct rk_experts_op {
+  rk_columns x;
+  rk_columns weights;
+  rk_columns ids;
+  rk_columns out;
+  const rk_packed_expert* experts;
+  int32_t num_experts;
+} rk_experts_op;
+
+/* record: the struct of `kind`. */
+typedef struct rk_decoder_op {
+  rk_decoder_op_kind kind;
+  const void* record;
+} rk_decoder_op;
+
+/* Runs the ops one after the other over the tokens of a step. hidden [T, H], contiguous: the embeddings, and in their
+ * place what the ops leave in buffer 0. buffers [num_buffers]: the first describes hidden. positions, slot_mapping,
+ * page_table, kv_lens, cu_seqlens_q and max_seqlen_q as in the entries. workspace: uint8, contiguous, at least
  * rk_decoder_workspace_size() of the same args (which needs no workspace). RK_UNSUPPORTED on a GPU. An error may come
- * after some layers have run and stored their keys and values. */
+ * after some ops have run and stored keys and values. */
 typedef struct rk_decoder_args {
   uint32_t struct_size;
-  int32_t num_layers;
-  const rk_decoder_layer* layers;
-  const rk_tensor* norm;
-  float eps;
-  int32_t activation;
+  int32_t num_buffers;
+  const rk_decoder_buffer* buffers;
+  const rk_decoder_op* ops;
+  int64_t num_ops;
   const rk_tensor* hidden;
   const rk_tensor* positions;
   const rk_tensor* slot_mapping;

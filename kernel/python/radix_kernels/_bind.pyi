@@ -94,21 +94,44 @@ def flash_attn_workspace_size(
 ) -> int: ...
 def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
 
-# Packed weights come as (description, data, bias or None).
+# Columns come as (buffer, first, count), packed weights as (description, data, bias or None), caches
+# as (k, v, scales of k, of v).
 class Decoder:
-    def __init__(self, norm: Any, eps: float, activation: int) -> None: ...
-    def add_layer(
+    def __init__(self, buffers: list[tuple[int, str]]) -> None: ...
+    def add_rmsnorm(self, x: Any, out: Any, weight: Any, eps: float) -> None: ...
+    def add_linear(
+        self, x: Any, out: Any, residual: Any, weight: tuple[Any, ...], gate: int
+    ) -> None: ...
+    def add_rope_store(
         self,
-        norms: tuple[Any, ...],
-        products: tuple[tuple[Any, Any, Any], ...],
+        places: tuple[Any, ...],
         cache: tuple[Any, ...],
-        cos_sin_cache: Any,
+        tensors: tuple[Any, ...],
+        eps: float,
+        is_neox: bool,
+    ) -> None: ...
+    def add_attention(
+        self,
+        q: Any,
+        out: Any,
+        cache: tuple[Any, ...],
         sinks: Any,
         softmax_scale: float,
         softcap: float,
         window_left: int,
-        is_neox: bool,
     ) -> None: ...
+    def add_gated_activation(self, x: Any, out: Any, activation: int) -> None: ...
+    def add_add(self, to: int, x: int) -> None: ...
+    def add_route(
+        self,
+        places: tuple[Any, ...],
+        bias: Any,
+        router: int,
+        renormalize: bool,
+        groups: tuple[int, int],
+        scaling: float,
+    ) -> None: ...
+    def add_experts(self, places: tuple[Any, ...], experts: Any) -> None: ...
     def workspace_size(self, hidden: Any, page_table: Any, max_seqlen_q: int) -> int: ...
     def run(
         self,

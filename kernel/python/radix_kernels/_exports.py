@@ -9,8 +9,7 @@ from ._ops import OPS
 
 # Besides the ops: types, packing, settings.
 _OTHERS = {
-    "DecoderLayer": "decoder",
-    "DenseDecoder": "decoder",
+    "Decoder": "decoder",
     "LogitEdits": "logit_edits",
     "PackedExperts": "packed_experts",
     "PackedWeight": "packed_weight",

@@ -1,102 +1,239 @@
-"""All layers of a dense decoder in one native call: Python between small kernels takes a fifth of a
-step on a CPU."""
+"""All layers of a decoder in one native call: Python between small kernels takes a fifth of a step
+on a CPU.
+
+A `Decoder` is a list of op records over numbered buffers. Each record names an op of this package
+and the columns of buffers that it reads and writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
+from .packed_experts import PackedExperts
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_GATES = {None: 0, "silu": 1}
+_ROUTERS = {"softmax": 0, "sigmoid": 1, "grouped": 2}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns [first, first + count) of a buffer, of all tokens."""
+
+    buffer: int
+    first: int
+    count: int
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """As the library takes it."""
+        return self.buffer, self.first, self.count
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderLayer:
-    """The weights of a layer of hidden size H with Hq query and Hkv key heads of size D, its cache,
-    and how it attends.
+class LayerCache:
+    """Keys and values of a layer, [pages, page_size, heads, D]; scales of INT8 caches, float32
+    [pages, page_size, heads]."""
 
-    attention_norm and mlp_norm: [H], of the inputs of the two blocks; attention_out_norm and
-    mlp_out_norm: of what they add to the residual; q_norm and k_norm: [D], both or neither. Each is
-    left out where it is None. Products: (weight, bias or None); qkv [(Hq + 2 Hkv) D, H] gives
-    query, key, value heads, o [H, Hq D], gate_up [2 I, H] gives gate and up, down [H, I]. k_cache,
-    v_cache: [pages, page_size, Hkv, D]; k_scale, v_scale: those of INT8 caches, float32 [pages,
-    page_size, Hkv]. cos_sin_cache and is_neox as in `fused_qk_norm_rope_store`; softmax_scale,
-    softcap and sinks as in `flash_attn_with_kvcache`; window_left: earlier tokens that a token
-    sees, -1 all.
-    """
-
-    attention_norm: Array | None
-    mlp_norm: Array | None
-    attention_out_norm: Array | None = None
-    mlp_out_norm: Array | None = None
-    q_norm: Array | None = None
-    k_norm: Array | None = None
-    qkv: tuple[PackedWeight, Array | None]
-    o: tuple[PackedWeight, Array | None]
-    gate_up: tuple[PackedWeight, Array | None]
-    down: tuple[PackedWeight, Array | None]
-    k_cache: Array
-    v_cache: Array
+    k: Array
+    v: Array
     k_scale: Array | None = None
     v_scale: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormOp:
+    """out = `rmsnorm(x, weight, eps)`."""
+
+    x: Columns
+    out: Columns
+    weight: Array
+    eps: float
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_rmsnorm(self.x.place, self.out.place, self.weight, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearOp:
+    """out = `linear(x, weight, bias, residual=residual)`; with gate "silu"
+    `linear_silu_and_mul(x, weight)`."""
+
+    x: Columns
+    out: Columns
+    weight: PackedWeight
+    bias: Array | None = None
+    residual: Columns | None = None
+    gate: str | None = None
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        if not isinstance(self.weight, PackedWeight) or self.weight.layout == REFERENCE_LAYOUT:
+            raise NotImplementedError("Decoder needs weights that the CPU library has packed")
+        residual = (0, 0, 0) if self.residual is None else self.residual.place
+        weight = (self.weight.descriptor, self.weight.data, self.bias)
+        native.add_linear(self.x.place, self.out.place, residual, weight, _GATES[self.gate])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeStoreOp:
+    """`fused_qk_norm_rope_store` of the heads in q, k and v, in place."""
+
+    q: Columns
+    k: Columns
+    v: Columns
+    cache: LayerCache
+    q_norm: Array | None = None
+    k_norm: Array | None = None
+    eps: float = 0.0
     cos_sin_cache: Array
     is_neox: bool = True
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_rope_store(
+            (self.q.place, self.k.place, self.v.place),
+            _parts(self.cache),
+            (self.q_norm, self.k_norm, self.cos_sin_cache),
+            self.eps,
+            self.is_neox,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOp:
+    """out = causal `flash_attn_with_kvcache` of the heads in q; window_left: earlier tokens that a
+    token sees, -1 all."""
+
+    q: Columns
+    out: Columns
+    cache: LayerCache
     softmax_scale: float
     softcap: float = 0.0
     sinks: Array | None = None
     window_left: int = -1
 
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_attention(
+            self.q.place,
+            self.out.place,
+            _parts(self.cache),
+            self.sinks,
+            self.softmax_scale,
+            self.softcap,
+            self.window_left,
+        )
 
-class DenseDecoder:
-    """The layers and the last norm of a dense model on the CPU.
 
-    A call is, for every layer, `rmsnorm`, `linear`, `fused_qk_norm_rope_store`,
-    `flash_attn_with_kvcache`, `linear` with the residual, `rmsnorm`, `linear` with the gated
-    activation (`silu`, `gelu`, `gelu_tanh`; `linear_silu_and_mul` where there is no bias) and
-    `linear` with the residual, then the norm: the same kernels with the same bits, without Python
-    between them. Where a norm follows a block, its product stands alone, is normed, and is added to
-    the residual in a rounding of its own. Keeps all arrays; one call at a time. Errors:
-    NotImplementedError without the CPU library, with a weight that it has not packed or another
-    type of cache.
+@dataclass(frozen=True, kw_only=True)
+class GatedActivationOp:
+    """out = `silu_and_mul(x)`, `gelu_and_mul(x)` or `gelu_tanh_and_mul(x)`."""
+
+    x: Columns
+    out: Columns
+    activation: str = "silu"
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        if self.activation not in _ACTIVATIONS:
+            known = ", ".join(_ACTIVATIONS)
+            raise ValueError(f"Decoder: activation is {self.activation!r}, expected one of {known}")
+        native.add_gated_activation(self.x.place, self.out.place, _ACTIVATIONS[self.activation])
+
+
+@dataclass(frozen=True)
+class AddOp:
+    """Buffer `to` += buffer `x`, in float32, rounded once."""
+
+    to: int
+    x: int
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_add(self.to, self.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteOp:
+    """weights, ids = `topk_softmax`, `topk_sigmoid` or `moe_fused_gate` (router "softmax",
+    "sigmoid" or "grouped") of logits; bias is the correction of the choice, for the last two."""
+
+    logits: Columns
+    weights: Columns
+    ids: Columns
+    router: str
+    renormalize: bool = True
+    bias: Array | None = None
+    groups: int = 1
+    top_groups: int = 1
+    scaling: float = 1.0
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_route(
+            (self.logits.place, self.weights.place, self.ids.place),
+            self.bias,
+            _ROUTERS[self.router],
+            self.renormalize,
+            (self.groups, self.top_groups),
+            self.scaling,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOp:
+    """out = `fused_experts_packed(x, experts, weights, ids)`."""
+
+    x: Columns
+    weights: Columns
+    ids: Columns
+    out: Columns
+    experts: PackedExperts
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        if self.experts.native is None:
+            raise NotImplementedError("Decoder needs experts that the CPU library has packed")
+        places = (self.x.place, self.weights.place, self.ids.place, self.out.place)
+        native.add_experts(places, self.experts.native)
+
+
+DecoderOp = (
+    NormOp
+    | LinearOp
+    | RopeStoreOp
+    | AttentionOp
+    | GatedActivationOp
+    | AddOp
+    | RouteOp
+    | ExpertsOp
+)
+
+
+class Decoder:
+    """Ops over the tokens of a step, one after the other, on the CPU: the same kernels with the
+    same bits as the ops that the records name, without Python between them.
+
+    buffers: (columns, dtype) of each, dtypes by name; the first is `hidden` of the call, the others
+    lie in memory of the decoder's own. Keeps all arrays; one call at a time. Errors:
+    NotImplementedError without the CPU library, or with a weight that it has not packed; ValueError
+    for an unknown activation.
     """
 
-    def __init__(
-        self, layers: Iterable[DecoderLayer], norm: Array, *, eps: float, activation: str = "silu"
-    ) -> None:
-        if activation not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
-            raise ValueError(f"DenseDecoder: activation is {activation!r}, expected one of {known}")
+    def __init__(self, buffers: Sequence[tuple[int, str]], ops: Sequence[DecoderOp]) -> None:
         native = getattr(_loader.bind, "Decoder", None)
         if native is None:
-            raise NotImplementedError("DenseDecoder needs the native CPU library")
-        self._native = native(norm, eps, _ACTIVATIONS[activation])
-        for layer in layers:
-            self._add(layer)
+            raise NotImplementedError("Decoder needs the native CPU library")
+        self._native = native(list(buffers))
+        for op in ops:
+            op.add_to(self._native)
         self._workspace: Any = None
-
-    def _add(self, layer: DecoderLayer) -> None:
-        products = [_product(x) for x in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        if _arrays.dtype_name(layer.k_cache) not in (layer.qkv[0].dtype, "int8"):
-            raise NotImplementedError("DenseDecoder needs a cache of the weights' type or INT8")
-        norms = (
-            layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm,
-            layer.q_norm, layer.k_norm,
-        )  # fmt: skip
-        self._native.add_layer(
-            norms,
-            tuple(products),
-            (layer.k_cache, layer.v_cache, layer.k_scale, layer.v_scale),
-            layer.cos_sin_cache,
-            layer.sinks,
-            layer.softmax_scale,
-            layer.softcap,
-            layer.window_left,
-            layer.is_neox,
-        )
 
     def __call__(
         self,
@@ -109,16 +246,14 @@ class DenseDecoder:
         *,
         max_seqlen_q: int | None = None,
     ) -> Array:
-        """hidden [T, H], the embeddings, becomes the normed output and is returned; stores the
-        tokens' keys and values.
+        """hidden [T, H], the first buffer, becomes what the ops make of it and is returned; stores
+        the tokens' keys and values.
 
         The rest as in `fused_qk_norm_rope_store` and `flash_attn_with_kvcache`.
-        Errors: theirs; after one some layers may have stored their keys and values.
+        Errors: those of the ops; after one some of them may have stored keys and values.
         """
         longest = 0 if max_seqlen_q is None else max_seqlen_q
-        _checks.require(
-            "DenseDecoder", longest >= 0, f"max_seqlen_q is {longest}, expected 0 or more"
-        )
+        _checks.require("Decoder", longest >= 0, f"max_seqlen_q is {longest}, expected 0 or more")
         size = self._native.workspace_size(hidden, page_table, longest)
         if self._workspace is None or self._workspace.shape[0] < size:
             self._workspace = _arrays.empty(hidden, (size,), "uint8")
@@ -135,8 +270,5 @@ class DenseDecoder:
         return hidden
 
 
-def _product(linear: tuple[PackedWeight, Array | None]) -> tuple[Any, Array, Array | None]:
-    weight, bias = linear
-    if not isinstance(weight, PackedWeight) or weight.layout == REFERENCE_LAYOUT:
-        raise NotImplementedError("DenseDecoder needs weights that the CPU library has packed")
-    return weight.descriptor, weight.data, bias
+def _parts(cache: LayerCache) -> tuple[Array, Array, Array | None, Array | None]:
+    return cache.k, cache.v, cache.k_scale, cache.v_scale

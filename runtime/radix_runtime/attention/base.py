@@ -77,7 +77,7 @@ class AttentionBackend(ABC):
     all layers of a rank, and honours every field of their specs."""
 
     # Whether `forward` gives the bits of the wheel's `flash_attn_with_kvcache`, so that the wheel's
-    # `DenseDecoder`, which contains it, may run instead of the layers. Not inherited by a subclass
+    # `Decoder`, which contains it, may run instead of the layers. Not inherited by a subclass
     # that overrides `forward`.
     supports_fused_decoder = False
 

@@ -1,6 +1,6 @@
 """`radix bench offline` (an Engine in this process), `radix bench serve` (a running server), `radix
 bench workload` (a file of lengths for both), `radix bench profile` (a step, part by part), `radix
-bench overload` (a server of which too much is asked)."""
+bench steps` (a trace of steps), `radix bench overload` (a server of which too much is asked)."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ _OBJECTIVES = ("ttft", "tpot", "itl", "e2el")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The modes and their flags."""
     modes = parser.add_subparsers(
-        dest="mode", required=True, metavar="offline|serve|workload|profile|overload"
+        dest="mode", required=True, metavar="offline|serve|workload|profile|steps|overload"
     )
     offline = modes.add_parser("offline", help="an Engine in this process")
     add_model_argument(offline)
@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_client_arguments(serve)
     workload = modes.add_parser("workload", help="write the lengths of a dataset to a file")
     _add_profile_arguments(modes.add_parser("profile", help="where the time of a step goes"))
+    steps = modes.add_parser("steps", help="what a trace of steps says (--trace, /step_trace)")
+    steps.add_argument("trace", metavar="FILE", help="the trace, in Chrome's format")
+    steps.add_argument("--json", metavar="FILE", help="write the figures there")
     overload = modes.add_parser("overload", help="a running server, of which too much is asked")
     _add_address_arguments(overload)
     bench_overload.add_arguments(overload)
@@ -150,6 +153,9 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     if namespace.mode == "profile":
         import_module("radix_runtime.cli.bench_profile").profile(namespace)
+        return 0
+    if namespace.mode == "steps":
+        import_module("radix_runtime.cli.bench_steps").steps(namespace)
         return 0
     if namespace.mode == "overload":
         return _report({"mode": "overload", **bench_overload.measure(namespace)}, namespace.json)

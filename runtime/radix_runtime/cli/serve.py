@@ -17,6 +17,7 @@ from ..prepare import Prepared, prepare_model
 from ..processes.child import Info
 from ..processes.supervisor import Supervisor
 from ..server.listener import bind_port
+from ..spawn import leave
 from ..start_log import pool_warning, served_lines
 from ..text.answer_format import find_format
 from ..text.tokenizer import load_tokenizer
@@ -53,7 +54,7 @@ def run(namespace: argparse.Namespace) -> int:
         def announce(url: str, info: Info) -> None:
             _announce(prepared, url, info)
 
-        return Supervisor(prepared.args, listener=listener, on_serving=announce).run()
+        leave(Supervisor(prepared.args, listener=listener, on_serving=announce).run())
 
 
 def _take_keys_from_environment(args: ServerArgs) -> None:

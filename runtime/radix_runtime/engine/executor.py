@@ -2,22 +2,30 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import numpy as np
 import torch
 
 from .. import ops
 from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
-from ..device import Device
+from ..device import Device, Span
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
-from ..step_plan import EngineCommand, StepPlan, StepResult, serialize_plan
+from ..step_plan import (
+    EngineCommand,
+    Forward,
+    StepMasks,
+    StepPlan,
+    StepResult,
+    serialize_plan,
+)
 from .commands import CommandReply, execute, texts
 from .deferred_stream import DeferredStream
+from .masks import check_masks
 from .model_runner import ModelRunner
 from .worker_group import WorkerGroup
 
@@ -64,6 +72,7 @@ class LocalExecutor:
         self._device = device
         self._communicator = communicator or Communicator()
         self._stream = DeferredStream(device.stream(self._check))
+        self._clock = device.clock()
         try:
             self.runner = self._stream.submit(
                 build_rank, args, config, device, self._communicator
@@ -81,19 +90,20 @@ class LocalExecutor:
         self.cache_groups = ONLY_FULL_PAGES
         self.host_pages = 0
 
-    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
+    def launch(self, plan: StepPlan, masks: StepMasks | None = None) -> Future[StepResult]:
         """Executor.launch."""
         if self.failure is not None:
             raise EngineDeadError(self.failure)
         return self._stream.submit(self._run, plan, masks, waits=masks is not None)
 
-    def _run(self, plan: StepPlan, masks: Future[np.ndarray] | None) -> StepResult:
+    def _run(self, plan: StepPlan, masks: StepMasks | None) -> StepResult:
         if self.failure is not None:  # the state that this step builds on is not what it expects
             raise EngineDeadError(self.failure)
         try:
-            if masks is None:
-                return self.runner.run(plan)
-            return self._run_masked(plan, masks)
+            start = self._clock.start()
+            result = self.runner.run(plan) if masks is None else self._run_masked(plan, masks)
+            result.device_span = Span(self._clock, start=start, end=self._clock.end())
+            return result
         except MaskError:
             raise
         except BaseException as error:
@@ -103,16 +113,18 @@ class LocalExecutor:
                 raise dead from error
             raise
 
-    def _run_masked(self, plan: StepPlan, masks: Future[np.ndarray]) -> StepResult:
+    def _run_masked(self, plan: StepPlan, masks: StepMasks) -> StepResult:
+        queued_at = time.monotonic()
         forwarded = self.runner.forward(plan)
         try:
-            words = masks.result()
-            self.runner.check_masks(plan, words)
+            forward = Forward(queued_at=queued_at, is_running=self._device.mark())
+            words, late = masks.take(forward)
+            check_masks(plan, words, late, self.vocab_size)
         except Exception as error:
             # The other ranks wait for ids, and the step behind this one for a next token.
             self.runner.skip_draw(plan, forwarded)
             raise MaskError(plan.step_id, str(error) or type(error).__name__) from error
-        return self.runner.draw(plan, forwarded, words)
+        return self.runner.draw(plan, forwarded, words, late)
 
     def call(self, command: EngineCommand) -> Future[list[str]]:
         """Executor.call."""
@@ -194,7 +206,7 @@ class TPExecutor(LocalExecutor):
         self._communicator.abort()
         self._group.ring.close()
 
-    def launch(self, plan: StepPlan, masks: Future[np.ndarray] | None = None) -> Future[StepResult]:
+    def launch(self, plan: StepPlan, masks: StepMasks | None = None) -> Future[StepResult]:
         """Executor.launch."""
         self._publish(plan)
         return super().launch(plan, masks)

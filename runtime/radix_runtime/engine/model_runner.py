@@ -32,6 +32,7 @@ from ..step_plan import LogprobSpan, StepPlan, StepResult
 from ..step_shape import StepShapes
 from .graph_sizes import choose_shapes
 from .kv_budget import kv_pages
+from .masks import draw_masks, late_entries
 from .padded_steps import PaddedSteps, StepBuffers
 from .plain_steps import Drawn, PlainSteps
 from .profiler import Profiler
@@ -336,32 +337,32 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(
-        self, plan: StepPlan, forwarded: Forwarded, masks: np.ndarray | None = None
+        self,
+        plan: StepPlan,
+        forwarded: Forwarded,
+        masks: np.ndarray | None = None,
+        late: np.ndarray | None = None,
     ) -> StepResult:
         """Queues the rest of the step, on all ranks: samples, and moves the rows past what they
-        accept. Results are rank 0's, on a GPU filled when the stream has passed. `masks`, rank 0's
-        alone, have passed `check_masks`."""
+        accept. Results are rank 0's, on a GPU filled when the stream has passed. `masks` and
+        `late`, rank 0's alone, have passed `check_masks`. The other ranks learn from the ids who is
+        late."""
         bitmask = None
         if masks is not None:
-            words = np.ascontiguousarray(masks).view(np.int32)
-            bitmask = upload(words, self.device.torch_device)
+            bitmask = upload(draw_masks(masks, late), self.device.torch_device)
         rows = np.repeat(plan.rows, plan.num_samples)
         with self.profiler.span("draw"):
             drawn = self._steps.draw(forwarded.hidden, rows, bitmask)
-        return self._result(plan, forwarded, drawn)
+        result = self._result(plan, forwarded, drawn)
+        if late is not None:
+            result.late = late_entries(plan, late)
+        return result
 
     @torch.inference_mode()
     def skip_draw(self, plan: StepPlan, forwarded: Forwarded) -> StepResult:
         """Instead of `draw`, on rank 0: every sample is -1, as for logits that are not finite. A
         later step finds valid state."""
         return self._result(plan, forwarded, self._steps.fail_draw(forwarded.hidden))
-
-    def check_masks(self, plan: StepPlan, masks: np.ndarray) -> None:
-        """Raises ValueError unless `masks` are uint32 [S, ceil(V / 32)]."""
-        wanted = (int(plan.num_samples.sum()), -(-self.config.vocab_size // 32))
-        if masks.dtype != np.uint32 or masks.shape != wanted:
-            found = f"{masks.dtype} {list(masks.shape)}"
-            raise ValueError(f"they are {found}, the step needs uint32 {list(wanted)}")
 
     def _result(self, plan: StepPlan, forwarded: Forwarded, drawn: Drawn) -> StepResult:
         counts = np.ones(self.batch.num_sampling, np.int32)

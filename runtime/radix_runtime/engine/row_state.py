@@ -34,15 +34,20 @@ class RowState:
 
         Of an entry the first sample is accepted, and each further one whose draft equals the sample
         before it. The last accepted one is the row's next token; a decode row is longer by the
-        accepted ones. Returns how many those are, int32 [N]. Does not synchronise."""
+        accepted ones. An entry whose first sample is -1 has drawn nothing: its row stays as it is.
+        Returns how many are accepted of an entry that has drawn, int32 [N]. Does not
+        synchronise."""
+        first = last = ids
+        counts = self._ones[: len(ids)]
         if batch.is_ragged:
+            first = ids.index_select(0, batch.cu_samples[:-1])
             counts = self._count_accepted(batch, ids)
             last = ids.index_select(0, batch.cu_samples[:-1] + counts - 1)
-        else:
-            counts = self._ones[: len(ids)]
-            last = ids
+        has_drawn = first >= 0
+        before = self._accepted.index_select(0, batch.sample_rows)
+        last = torch.where(has_drawn, last, before)
         self._accepted.index_put_((batch.sample_rows,), last)
-        self.committed_len.index_add_(0, batch.grow_rows, counts)
+        self.committed_len.index_add_(0, batch.grow_rows, counts * has_drawn)
         return counts
 
     def _count_accepted(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor:

@@ -128,6 +128,8 @@ class GrammarChild(ABC):
                 self._serve(connection)
             except (EOFError, OSError):
                 pass  # it has died, or `close` was called
+            if self._closed:
+                process.kill()  # it has nothing to finish, and may still be starting
             code = _end(process)
             with connection, self._lock:
                 self._socket = None

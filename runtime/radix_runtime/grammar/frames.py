@@ -95,7 +95,8 @@ class Close(_Frame):
 
 
 class RowFill(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The matcher `job` gets `ids`; then its mask goes to `row` of the shared memory."""
+    """The matcher `job` gets `ids`; then its mask goes to `row` of the shared memory, which is its
+    alone until Filled names it."""
 
     job: int
     row: int
@@ -103,17 +104,17 @@ class RowFill(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Fill(_Frame):
-    """To the masker: the masks of a step; `alone` as of Open, one by one."""
+    """To the masker: masks that a step needs; `alone` as of Open, one by one."""
 
-    number: int
     rows: list[RowFill]
     alone: bool = False
 
 
 class Filled(_Frame):
-    """They are there. `failed` are matchers in error, and why; their rows allow everything."""
+    """The masks of the matchers `jobs` are there, in any order. `failed` are those of them that are
+    in error, and why; their rows allow everything."""
 
-    number: int
+    jobs: list[int]
     failed: dict[int, str] = {}
 
 

@@ -1,11 +1,12 @@
 """Masker: which tokens each constrained answer may have next, from a process of its own."""
 
 # The process writes masks into shared memory, so they cost this one, which runs the scheduler, a
-# short message a step. The number of banks is more than steps can be in flight: a bank is written
-# again only when the draw that reads it is over.
+# short message a step. A mask has a slot of its own there from the moment it is asked for until a
+# draw has taken it, so a late one can be written when its step is long over.
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,9 +18,12 @@ from ..constraint import Constraint
 from ..errors import RequestError
 from .child import GrammarChild, unavailable
 from .frames import Accepted, Close, Evicted, Fill, Filled, Frame, Hello, Open, Refused, RowFill
+from .step_masks import PromisedMasks
 
-BANKS = 4
-FILL_TIMEOUT = 10.0  # seconds for the masks of a step; then the process is killed
+# Slots for each sample of the largest step: one for the mask of an answer, the others for those
+# that were still under way when their answer ended.
+SLOTS = 4
+FILL_TIMEOUT = 10.0  # seconds for a mask; then the process is killed
 _ALL = np.uint32(0xFFFFFFFF)
 _NOBODY = 0  # in the word that names the matcher at work
 
@@ -29,21 +33,14 @@ OnFailure = Callable[[int, RequestError], None]
 
 @dataclass(slots=True)
 class _Answer:
-    """One matcher. `ids` are the tokens that it has for sure: those of masks that came back."""
+    """One matcher. `ids` are the tokens that it has for sure: those of masks that came back.
+    `wanted` is its next mask, from the moment it is asked for until it is taken."""
 
     open: Open
     ids: list[int]
     built: Future[None] = field(default_factory=Future)
-
-
-@dataclass(slots=True)
-class _Step:
-    """Masks that are awaited, in rows of one bank."""
-
-    fill: Fill
-    masks: Future[np.ndarray]
-    rows: np.ndarray
-    sent: float = 0.0
+    wanted: RowFill | None = None
+    has_come: bool = False
 
 
 class Masker(GrammarChild):
@@ -58,16 +55,15 @@ class Masker(GrammarChild):
         self, hello: Hello, on_failure: OnFailure, wake: Callable[[], None] = lambda: None
     ) -> None:
         """`hello.mask_rows` is the number of rows that a step may have."""
-        bank_rows = hello.mask_rows
+        hello.mask_rows *= SLOTS
         words = hello.vocabulary.mask_words
-        size = 4 * (1 + BANKS * bank_rows * words)
+        size = 4 * (1 + hello.mask_rows * words)
         self._descriptor = os.memfd_create("radix-masks")
         os.ftruncate(self._descriptor, size)
         memory = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint32)
         self._at_work = memory[:1]
-        self._banks = memory[1:].reshape(BANKS, bank_rows, words)
-        self._bank_rows = bank_rows
-        hello.mask_rows = BANKS * bank_rows
+        self._slots = memory[1:].reshape(hello.mask_rows, words)
+        self._free_slots = list(range(hello.mask_rows))
         super().__init__(
             "radix_runtime.grammar.masker_process",
             "radix: grammar masks",
@@ -75,10 +71,12 @@ class Masker(GrammarChild):
             descriptors=[self._descriptor],
             options={"memory": self._descriptor},
         )
+        self.changed = threading.Condition(self._lock)
         self._on_failure = on_failure
         self._wake = wake
         self._answers: dict[int, _Answer] = {}
-        self._steps: dict[int, _Step] = {}
+        self._sent: dict[int, float] = {}  # when the masks under way were asked for, by answer
+        self._left: dict[int, int] = {}  # slots of masks under way whose answer has ended
         self._built_keys: dict[bytes, None] = {}  # grammars that the process has at hand
         self._alone = False
 
@@ -101,38 +99,72 @@ class Masker(GrammarChild):
     def close_answers(self, numbers: Iterable[int]) -> None:
         """These answers have ended."""
         with self._lock:
-            known = [number for number in numbers if self._answers.pop(number, None) is not None]
+            known = [number for number in numbers if number in self._answers]
+            for number in known:
+                self._forget(number)
             if known:
                 self._send(Close(known))
+                self.changed.notify_all()
 
-    def fill(
-        self,
-        step: int,
-        tokens: Mapping[int, tuple[int, list[int]]],
-        masks: Future[np.ndarray],
-        size: int,
-    ) -> None:
-        """Gives `masks` those of a step with `size` samples, uint32 [size, words].
-        `tokens[number]` is the sample of an answer and the tokens that are new since its last mask.
-        All other samples may be anything, as may those of answers that have ended or fail."""
+    def _forget(self, number: int) -> _Answer:
+        answer = self._answers.pop(number)
+        if answer.wanted is not None and number in self._sent:
+            self._left[number] = answer.wanted.row  # the process still writes there
+        elif answer.wanted is not None:
+            self._free_slots.append(answer.wanted.row)
+        return answer
+
+    def promise(self, size: int, num_optional: int) -> PromisedMasks:
+        """The masks of a step with `size` samples, of which the first `num_optional` may be late;
+        `fill` must follow."""
+        return PromisedMasks(self, size=size, num_optional=num_optional)
+
+    def fill(self, masks: PromisedMasks, tokens: Mapping[int, tuple[int, list[int]]]) -> None:
+        """Computes the masks of a step. `tokens[number]` is the sample of an answer and the tokens
+        that are new since its last mask: none if that was late. All other samples may be anything,
+        as may those of answers that have ended or fail."""
         with self._lock:
-            bank = step % BANKS
-            rows = self._banks[bank][:size]
-            free = np.ones(size, bool)
-            free[[row for row, _ in tokens.values()]] = False
-            rows[free] = _ALL
-            first = bank * self._bank_rows
-            fill = Fill(step, rows=[], alone=self._alone)
-            for number, (row, ids) in tokens.items():
-                fill.rows.append(RowFill(job=number, row=first + row, ids=ids))
-            waiting = self._steps[step] = _Step(
-                fill=fill, masks=masks, rows=rows, sent=time.monotonic()
-            )
-            if self._thread is None:  # it has been given up, and every answer with it
-                rows[:] = _ALL
-                self._finish(waiting, {})
-            else:
+            fill = Fill([], alone=self._alone)
+            samples: dict[int, int] = {}
+            for number, (sample, ids) in tokens.items():
+                answer = self._answers.get(number)
+                if answer is None:
+                    continue
+                samples[number] = sample
+                if answer.wanted is None:
+                    row = self._free_slots.pop()
+                    answer.wanted = RowFill(job=number, row=row, ids=ids)
+                    answer.has_come = False
+                    self._sent[number] = time.monotonic()
+                    fill.rows.append(answer.wanted)
+                else:
+                    assert not ids, "an answer has gone on without its mask"
+            if fill.rows:
                 self._send(fill)
+            masks.ask_for(samples)
+
+    # MaskSource ---------------------------------------------------------------------------
+
+    def is_missing(self, number: int) -> bool:
+        """MaskSource.is_missing."""
+        answer = self._answers.get(number)
+        return answer is not None and not answer.has_come
+
+    def collect(self, samples: Mapping[int, int], size: int) -> np.ndarray:
+        """MaskSource.collect."""
+        words = np.empty((size, self._slots.shape[1]), np.uint32)
+        free = np.ones(size, bool)
+        for number, sample in samples.items():
+            answer = self._answers.get(number)
+            if answer is None or answer.wanted is None:
+                continue
+            row = answer.wanted.row
+            answer.wanted = None
+            words[sample] = self._slots[row]
+            free[sample] = False
+            self._free_slots.append(row)
+        words[free] = _ALL
+        return words
 
     # The process --------------------------------------------------------------------------
 
@@ -141,10 +173,14 @@ class Masker(GrammarChild):
             answer.open.ids = answer.ids
             answer.open.alone = self._alone
             self._send(answer.open)
-        for step in self._steps.values():
-            step.fill.alone = self._alone
-            step.sent = time.monotonic()
-            self._send(step.fill)
+        fill = Fill([], alone=self._alone)
+        for number in self._sent:
+            wanted = self._answers[number].wanted
+            assert wanted is not None
+            self._sent[number] = time.monotonic()
+            fill.rows.append(wanted)
+        if fill.rows:
+            self._send(fill)
 
     def _take(self, frame: Frame) -> None:
         match frame:
@@ -157,21 +193,19 @@ class Masker(GrammarChild):
                         self._wake()
             case Refused(job):
                 self._fail(job, frame.to_error())
-            case Filled(number, failed):
-                self._finish(self._steps[number], failed)
+            case Filled(jobs, failed):
+                self._finish_all(jobs, failed)
             case Evicted(keys):
                 for key in keys:
                     self._built_keys.pop(key, None)
             case _:
                 raise TypeError(f"the masker sent a {type(frame).__name__}")
-        if not self._steps and all(answer.built.done() for answer in self._answers.values()):
+        if not self._sent and all(answer.built.done() for answer in self._answers.values()):
             self._alone = False
 
     def _tick(self) -> None:
-        if self._steps:
-            oldest = next(iter(self._steps.values()))
-            if time.monotonic() - oldest.sent > FILL_TIMEOUT:
-                self._kill(f"the masks of step {oldest.fill.number} take too long")
+        if self._sent and time.monotonic() - next(iter(self._sent.values())) > FILL_TIMEOUT:
+            self._kill("a mask takes too long")
 
     def _lost(self) -> None:
         culprit = int(self._at_work[0])
@@ -179,30 +213,45 @@ class Masker(GrammarChild):
         self._built_keys.clear()
         if culprit != _NOBODY:
             self._fail(culprit, grammar_failed("the process that computes masks died of it"))
+        self._take_left_slots()
         self._alone = bool(self._answers)
 
     def _give_up(self) -> None:
         for number in list(self._answers):
             self._fail(number, unavailable())
-        for step in list(self._steps.values()):
-            step.rows[:] = _ALL
-            self._finish(step, {})
+        self._take_left_slots()
 
-    def _finish(self, step: _Step, failed: Mapping[int, str]) -> None:
-        """The masks of a step are there."""
-        del self._steps[step.fill.number]
-        for fill in step.fill.rows:
-            answer = self._answers.get(fill.job)
-            if answer is not None:
-                answer.ids += fill.ids
-        for job, reason in failed.items():
-            self._fail(job, grammar_failed(reason))
-        step.masks.set_result(step.rows)
+    def _take_left_slots(self) -> None:
+        """Nobody writes to the slots of answers that have ended: the process has, too."""
+        for number, row in self._left.items():
+            del self._sent[number]
+            self._free_slots.append(row)
+        self._left.clear()
+
+    def _finish_all(self, numbers: Iterable[int], failed: Mapping[int, str]) -> None:
+        for number in numbers:
+            self._finish(number)
+        for number, reason in failed.items():
+            self._fail(number, grammar_failed(reason))
+        self.changed.notify_all()
+
+    def _finish(self, number: int) -> None:
+        """The mask of an answer is there."""
+        del self._sent[number]
+        row = self._left.pop(number, None)
+        if row is not None:
+            self._free_slots.append(row)
+            return
+        answer = self._answers[number]
+        assert answer.wanted is not None
+        answer.ids += answer.wanted.ids
+        answer.has_come = True
 
     def _fail(self, number: int, error: RequestError) -> None:
-        answer = self._answers.pop(number, None)
-        if answer is None:
+        if number not in self._answers:
             return
+        answer = self._forget(number)
+        self.changed.notify_all()
         if answer.built.done():
             self._on_failure(number, error)
         else:

@@ -4,12 +4,15 @@ import json
 import mmap
 import os
 import queue
+import select
 import signal
 import socket
 import sys
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+import time
+from collections import OrderedDict, deque
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from .frames import (
     Hello,
     Open,
     Refused,
+    RowFill,
     pack_frame,
     read_frame,
 )
@@ -35,6 +39,7 @@ from .registry import grammar_backends
 
 _BUILDER_NICENESS = 10  # masks come before new grammars
 _BUILDER_STACK = 64 << 20  # more than a compiler's: what that has passed must not crash here
+_SLOW_SECONDS = 0.002  # of masks that are computed together, mostly much less
 _LEAST_BYTES = 64 << 10  # that a grammar counts for
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ALL = np.uint32(0xFFFFFFFF)
@@ -82,17 +87,23 @@ class GrammarCache:
 
 @dataclass(slots=True)
 class _Answer:
-    """A matcher and what its masks must hold back; None until it is built, or if it cannot be."""
+    """A matcher and what its masks must hold back; None until it is built, or if it cannot be.
+    `wanted`: a mask that was asked for before. A slow one is computed by itself."""
 
     opened: Open
     matcher: Matcher | None = None
     length: int = 0
-    ready: threading.Event = field(default_factory=threading.Event)
+    is_built: bool = False
+    wanted: RowFill | None = None
+    is_slow: bool = False
 
 
 class MaskServer:
     """Answers the frames of a Masker. `rows` are the masks in shared memory, `at_work` the word
-    that names a matcher which works alone."""
+    that names a matcher which works alone.
+
+    Masks that were slow the last time come after all others, one by one, and frames that have
+    arrived meanwhile before the next of them."""
 
     def __init__(
         self,
@@ -108,13 +119,33 @@ class MaskServer:
         self._backend = grammar_backends.get(hello.backend)(hello.vocabulary, hello.threads)
         self._cache = GrammarCache(self._backend, hello.cache_bytes)
         self._answers: dict[int, _Answer] = {}
+        self._fast: list[RowFill] = []
+        self._slow: deque[tuple[RowFill, bool]] = deque()  # and whether nothing else may work
         self._to_build: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._built: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # of the builder
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._news, select.POLLIN)
         self._send_lock = threading.Lock()
         threading.stack_size(_BUILDER_STACK)
         threading.Thread(target=self._build_all, name="builder", daemon=True).start()
 
+    def run(self) -> None:
+        """Until the connection ends: EOFError, OSError."""
+        while True:
+            has_work = bool(self._fast or self._slow)
+            ready = self._poll.poll(0 if has_work else None)
+            if not ready:
+                self._work()
+            for descriptor, _ in ready:
+                if descriptor == self._news:
+                    self._take_built()
+                else:
+                    self.handle(read_frame(self._connection))
+
     def handle(self, frame: Frame) -> None:
-        """Does what a frame asks for."""
+        """Does what a frame asks for; masks are computed later."""
         match frame:
             case Open():
                 self._open(frame)
@@ -122,15 +153,19 @@ class MaskServer:
                 for job in jobs:
                     self._answers.pop(job, None)
             case Fill():
-                self._fill(frame)
+                for fill in frame.rows:
+                    self._plan(fill, frame.alone)
             case _:
                 raise TypeError(f"a masker got a {type(frame).__name__}")
+
+    # Grammars -----------------------------------------------------------------------------
 
     def _open(self, frame: Open) -> None:
         answer = self._answers[frame.job] = _Answer(frame)
         if frame.alone:
             self._at_work[0] = frame.job
             frames = self._build(answer)
+            answer.is_built = True
             self._at_work[0] = 0
             self._send(*frames)
             return
@@ -138,52 +173,87 @@ class MaskServer:
         if matcher is None:
             self._to_build.put(answer)
         else:
-            self._send(self._start(answer, matcher))
+            frames = [self._start(answer, matcher)]
+            answer.is_built = True
+            self._send(*frames)
 
     def _build_all(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BUILDER_NICENESS)
         while True:
-            self._send(*self._build(self._to_build.get()))
+            answer = self._to_build.get()
+            self._send(*self._build(answer))
+            self._built.put(answer)
+            os.eventfd_write(self._news, 1)
+
+    def _take_built(self) -> None:
+        """Plans the masks that had to wait for their grammar."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        while not self._built.empty():
+            answer = self._built.get()
+            answer.is_built = True
+            if answer.wanted is not None:
+                self._plan(answer.wanted, alone=False)
+                answer.wanted = None
 
     def _build(self, answer: _Answer) -> list[Frame]:
         """Compiles the grammar of an answer, and what is to be told then."""
         try:
             matcher, evicted = self._cache.build(answer.opened.constraint)
         except RequestError as error:
-            answer.ready.set()
             return [Refused.of(answer.opened.job, error)]
         frames: list[Frame] = [Evicted(evicted)] if evicted else []
         return [*frames, self._start(answer, matcher)]
 
-    def _start(self, answer: _Answer, matcher: Matcher) -> Accepted:
+    def _start(self, answer: _Answer, matcher: Matcher) -> Frame:
         matcher.accept(answer.opened.ids)
         answer.length = len(answer.opened.ids)
         answer.matcher = matcher
-        answer.ready.set()
         return Accepted(answer.opened.job)
 
-    def _fill(self, frame: Fill) -> None:
+    # Masks --------------------------------------------------------------------------------
+
+    def _plan(self, fill: RowFill, alone: bool) -> None:
+        answer = self._answers.get(fill.job)
+        if answer is not None and not answer.is_built:
+            answer.wanted = fill
+        elif alone or (answer is not None and answer.is_slow):
+            self._slow.append((fill, alone))
+        else:
+            self._fast.append(fill)
+
+    def _work(self) -> None:
+        """Computes the masks that are fast, or if there are none a slow one."""
+        if self._fast:
+            fills = self._fast
+            self._fast = []
+            self._fill(fills)
+            return
+        fill, alone = self._slow.popleft()
+        if alone:
+            self._at_work[0] = fill.job
+        self._fill([fill])
+        self._at_work[0] = 0
+
+    def _fill(self, fills: list[RowFill]) -> None:
         advances: list[Advance] = []
         answers: dict[int, _Answer] = {}  # by row
-        for fill in frame.rows:
+        for fill in fills:
             answer = self._answers.get(fill.job)
-            if answer is not None:
-                answer.ready.wait()
             if answer is None or answer.matcher is None:  # it has ended, or was refused
                 self._rows[fill.row] = _ALL
                 continue
             answer.length += len(fill.ids)
             answers[fill.row] = answer
             advances.append(Advance(matcher=answer.matcher, ids=fill.ids, row=fill.row))
-        if frame.alone:
-            for advance in advances:
-                self._at_work[0] = answers[advance.row].opened.job
-                self._backend.fill([advance], self._rows)
-                self._at_work[0] = 0
-        elif advances:
+        began = time.perf_counter()
+        if advances:
             self._backend.fill(advances, self._rows)
+        # Of several nobody knows whose fault it was: the next time they are told apart.
+        is_slow = time.perf_counter() - began > _SLOW_SECONDS
         failed = {}
         for row, answer in answers.items():
+            answer.is_slow = is_slow
             assert answer.matcher is not None
             error = answer.matcher.error
             if error is not None:
@@ -191,7 +261,7 @@ class MaskServer:
                 failed[answer.opened.job] = error
             elif answer.length < answer.opened.min_tokens:
                 hold_back(self._rows[row], answer.opened.stop_ids)
-        self._send(Filled(frame.number, failed))
+        self._send(Filled([fill.job for fill in fills], failed))
 
     def _send(self, *frames: Frame) -> None:
         data = b"".join(pack_frame(frame) for frame in frames)
@@ -225,7 +295,6 @@ def main() -> None:
             memory = np.frombuffer(mmap.mmap(options["memory"], size), np.uint32)
             rows = memory[1:].reshape(hello.mask_rows, words)
             server = MaskServer(connection, hello=hello, rows=rows, at_work=memory[:1])
-            while True:
-                server.handle(read_frame(connection))
+            server.run()
         except (EOFError, OSError):
             os._exit(0)  # the threads need not end first

@@ -120,6 +120,12 @@ class LatentAttention(Layer):
         self.absorb = HeadProducts(weight[:, : spec.nope_dim].transpose(1, 2))
         self.values = HeadProducts(weight[:, spec.nope_dim :])
 
+    def held_bytes(self) -> int:
+        """What `complete` makes of the weight of `kv_b_proj`, a second time."""
+        spec = self._spec
+        columns = self.latent_spec.num_heads * (spec.nope_dim + spec.value_dim)
+        return columns * spec.latent_dim * self._dtype.itemsize
+
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
     ) -> torch.Tensor:

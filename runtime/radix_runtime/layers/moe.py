@@ -12,7 +12,7 @@ from ..quantization.base import LinearMethod
 from ..quantization.config import LayerKind
 from ..specs import Moe
 from .activation import apply_activation
-from .base import BuildContext, Layer
+from .base import BuildContext, Fusible, Layer
 from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from .mlp import GatedMLP
 from .router import build_gate
@@ -122,12 +122,17 @@ class Experts(nn.ModuleDict):
             w1, w2 = self._stacks
             method = self._experts[0].down_proj.method
             return method.fused_experts(x, w1.tensors, w2.tensors, weights, ids, expert_map)
-        packed = self._pack()
+        packed = self.packed()
         if packed is not None:
             return ops.fused_experts_packed(x, packed, weights, ids, expert_map=expert_map)
         return self._one_by_one(x, weights, ids)
 
-    def _pack(self) -> ops.PackedExperts | None:
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all experts, each in a packed weight of its own."""
+        return self._expert_map is None and not self.is_stacked
+
+    def packed(self) -> ops.PackedExperts | None:
         """The experts as the wheel takes them together; None where it does not. After loading."""
         if self._packed is None and not self.needs_loop:
             w1 = _packed_weights([expert.gate_up_proj for expert in self._experts])
@@ -161,8 +166,10 @@ def _packed_weights(
     return packed if len(packed) == len(found) else None
 
 
-class SparseMoe(Layer):
+class SparseMoe(Layer, Fusible):
     """Router, experts and, where there is one, the expert that all tokens share."""
+
+    fusible = True
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         super().__init__()

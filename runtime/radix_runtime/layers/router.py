@@ -21,7 +21,18 @@ from .linear import ReplicatedLinear
 Routed = tuple[torch.Tensor, torch.Tensor]
 
 
-class SoftmaxGate(ReplicatedLinear):
+class _Gate(ReplicatedLinear):
+    """What all have: the spec, and how many experts a token passes."""
+
+    router: Any
+
+    @property
+    def top_k(self) -> int:
+        """How many experts a token passes."""
+        return int(self.router.top_k)
+
+
+class SoftmaxGate(_Gate):
     """See SoftmaxRouter. Its weight is never quantized: which experts run hangs on small
     differences."""
 
@@ -37,22 +48,22 @@ class SoftmaxGate(ReplicatedLinear):
             bias=router.bias,
             kind=LayerKind.ROUTER,
         )
-        self._router = router
+        self.router = router
 
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
-        router = self._router
+        router = self.router
         return ops.topk_softmax(self(x), router.top_k, renormalize=router.renormalize)
 
 
-class _WideGate(ReplicatedLinear):
+class _WideGate(_Gate):
     """Logits in float32; nothing of it is ever quantized."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, num_experts: int, router: Any) -> None:
         super().__init__(
             ctx, in_features=hidden_size, out_features=num_experts, kind=LayerKind.ROUTER
         )
-        self._router = router
+        self.router = router
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] -> logits float32 [T, num_experts]."""
@@ -79,7 +90,7 @@ class GroupedSoftmaxGate(_WideGate):
 
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
-        router = self._router
+        router = self.router
         logits = self(x)
         if router.num_groups == 1:
             weights, ids = ops.topk_softmax(logits, router.top_k, renormalize=False)
@@ -89,7 +100,7 @@ class GroupedSoftmaxGate(_WideGate):
 
     def _within_groups(self, scores: torch.Tensor) -> Routed:
         """Few small steps; of all published models one needs them."""
-        router = self._router
+        router = self.router
         grouped = scores.unflatten(-1, (router.num_groups, -1))
         best = grouped.amax(-1).topk(router.top_groups, dim=-1).indices
         is_kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, True)
@@ -107,7 +118,7 @@ class SigmoidGate(_CorrectedGate):
         """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
         return ops.topk_sigmoid(
             self(x),
-            self._router.top_k,
+            self.router.top_k,
             renormalize=True,
             correction_bias=self.e_score_correction_bias,
         )
@@ -120,7 +131,7 @@ class GroupedGate(_CorrectedGate):
 
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
-        router = self._router
+        router = self.router
         return ops.moe_fused_gate(
             self(x),
             self.e_score_correction_bias,

@@ -89,8 +89,7 @@ async def _beat(child: Child) -> None:
 
 async def _receive(link: AsyncLink, manager: TokenizerManager) -> None:
     while True:
-        for message in await link.receive():
-            manager.handle(message)
+        await manager.handle_all(await link.receive())
 
 
 async def _obey(

@@ -21,6 +21,7 @@ import msgspec
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
+from ..spawn import leave
 from .heartbeat import Heartbeats
 from .ipc import Node, Receiver, Sender
 from .roles import Role, Topology
@@ -128,10 +129,7 @@ def main() -> None:
     _harden(launch)
     child = Child(launch)
     setup_logging(child.topology.label(child.process), launch.args.log_level)
-    code = _serve(child)
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)  # threads of libraries that are still at work must not delay or change the exit
+    leave(_serve(child))
 
 
 def _serve(child: Child) -> int:

@@ -13,8 +13,8 @@ _JANITOR = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ign
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[str]:
-    """A new directory, mode 0700, for the sockets. A janitor process removes it, also when this
-    one was killed."""
+    """A new directory, mode 0700, for the sockets; removed at the end. A janitor process removes
+    it when this one was killed."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     usable = (
         base is not None
@@ -23,8 +23,9 @@ def private_directory() -> Iterator[str]:
     )
     path = tempfile.mkdtemp(prefix="radix-", dir=base if usable else "/tmp")
     janitor = [sys.executable, "-I", "-S", "-c", _JANITOR, path]
-    try:
-        with subprocess.Popen(janitor, stdin=subprocess.PIPE, start_new_session=True):
+    with subprocess.Popen(janitor, stdin=subprocess.PIPE, start_new_session=True) as process:
+        try:
             yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            process.kill()  # there is nothing left for it to do

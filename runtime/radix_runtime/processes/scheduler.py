@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..config import ServerArgs
 from ..engine.device_defaults import with_device_defaults
@@ -16,6 +17,7 @@ from ..errors import EXIT_INTERNAL, RequestError
 from ..grammar.service import Grammars
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.step_log import StepLog
 from ..text.generation_config import eos_token_ids
 from ..text.tokenizer import Tokenizer, served_tokenizer
 from .child import Child
@@ -71,6 +73,7 @@ def serve(child: Child) -> None:
         child.report("fatal", reason)
         os._exit(EXIT_INTERNAL)  # also when idle, and whatever the main thread waits for
 
+    step_log = StepLog(args.trace)
     executor = create_executor(args, config, rank_died)
     grammars = _grammars(args, executor, tokenizer=tokenizer, eos_ids=eos_ids)
     try:
@@ -83,6 +86,7 @@ def serve(child: Child) -> None:
             max_message=MAX_BODY,
             make_masks=grammars.start_masker,
         )
+        scheduler.step_log = step_log
         with suppress(RequestError):  # answers cannot be constrained
             scheduler.constraints.start()
         load = LoadLog(scheduler)
@@ -94,21 +98,23 @@ def serve(child: Child) -> None:
         scheduler.heartbeat = heartbeat
         _watch_steps(child, scheduler)
         outbox.wait_connected()
-        tokens = executor.num_pages * executor.page_size
-        child.report(
-            "ready",
-            info={
-                **resolved_settings(args, config),
-                **engine_facts(executor.runner),
-                "max_total_num_tokens": tokens,
-                "max_context": executor.max_context,
-                "page_size": executor.page_size,
-            },
-        )
+        child.report("ready", info=_facts(args, config, executor))
         scheduler.run(child.should_stop)
     finally:
         grammars.close()
         executor.close()
+        step_log.close()
+
+
+def _facts(args: ServerArgs, config: ModelConfig, executor: LocalExecutor) -> dict[str, Any]:
+    """What the server tells of its engine."""
+    return {
+        **resolved_settings(args, config),
+        **engine_facts(executor.runner),
+        "max_total_num_tokens": executor.num_pages * executor.page_size,
+        "max_context": executor.max_context,
+        "page_size": executor.page_size,
+    }
 
 
 def _grammars(

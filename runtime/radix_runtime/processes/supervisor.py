@@ -36,7 +36,8 @@ from .stopped import is_stopped
 
 _OTHER_FILES = 256  # open files of a process beside connections
 _TICK = 1.0  # seconds between two looks at the heartbeats
-_GRACE = 2.5  # seconds that children have to end by themselves
+_GRACE = 2.5  # seconds that children have to end by themselves,
+_ENGINE_GRACE = 1.0  # those that no client hears of, after a death: one step may take longer
 _DUMP_TIME = 0.2  # seconds for a process to print its stacks
 
 log = logging.getLogger(__name__)
@@ -293,27 +294,33 @@ class Supervisor:
             for child in running:
                 self._dump_stacks(child)
         self._tell_http(b"stop" if code == EXIT_CLEAN else f"fail {reason}".encode())
-        deadline = time.monotonic() + _GRACE
+        start = time.monotonic()
         while running:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            self._stop_next(running)
-            self._dispatch(left)
-            running = [child for child in running if child.running]
+            self._ask_to_end(running, one_by_one=code == EXIT_CLEAN)
+            ends = {child.process: start + self._grace(child, code) for child in running}
+            self._dispatch(max(0.0, min(ends.values()) - time.monotonic()))
             if len(self._signals) > signals:
                 return 128 + self._signals[-1]
-        for child in running:
-            log.error("the %s process does not end by itself and is killed", child.label)
+            running = [child for child in running if child.running]
+            now = time.monotonic()
+            late = [child for child in running if now >= ends[child.process]]
+            for child in late:  # whoever is left when all others have ended is killed
+                log.error("the %s process does not end by itself and is killed", child.label)
+            running = [child for child in running if child not in late]
         return code
 
-    def _stop_next(self, running: list[ChildProcess]) -> None:
-        """Asks one process at a time to end, those that were started last first: who sends ends
-        before who receives."""
+    def _grace(self, child: ChildProcess, code: int) -> float:
+        is_heard = self._topology.role(child.process).serves_http
+        return _GRACE if is_heard or code == EXIT_CLEAN else _ENGINE_GRACE
+
+    def _ask_to_end(self, running: list[ChildProcess], *, one_by_one: bool) -> None:
+        """Asks processes to end. One by one: those that were started last first, so that who sends
+        ends before who receives; after a death nothing is worth waiting for."""
         for child in reversed(running):
             if not self._topology.role(child.process).serves_http:
                 child.ask_to_end()
-                return
+                if one_by_one:
+                    return
 
     def _dump_stacks(self, child: ChildProcess) -> None:
         os.killpg(child.pid, DUMP_SIGNAL)  # tensor-parallel workers too

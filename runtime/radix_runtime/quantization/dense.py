@@ -10,6 +10,11 @@ from ..errors import ConfigError
 from .base import LinearMethod
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
+# What the CPU's wheel pads packed weights to, which narrow experts notice.
+_OUTPUTS = 16
+_INPUTS = 32
+_INPUTS_OF_CODES = 64
+
 
 class DenseMethod(LinearMethod):
     """`layer.weight` is an [out, in] parameter until finalize; then the packed weight takes its
@@ -20,6 +25,11 @@ class DenseMethod(LinearMethod):
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
+
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        """As packed on the CPU; on a GPU odd sizes take a little less."""
+        inputs = _padded(shape.in_features, _INPUTS)
+        return _padded(shape.out_features, _OUTPUTS) * inputs * dtype.itemsize
 
     def apply(
         self,
@@ -75,6 +85,9 @@ class DenseMethod(LinearMethod):
 class PlainMethod(DenseMethod):
     """A weight that stays an [out, in] tensor on every device: an embedding that is no head too."""
 
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        return shape.out_features * shape.in_features * dtype.itemsize
+
     def keep(self, layer: Any, weight: torch.Tensor) -> None:
         layer.hold(weight=weight)
 
@@ -88,7 +101,8 @@ class Int8Method(DenseMethod):
     kind = "w8a8"
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        return shape.out_features * (shape.in_features + 4)
+        inputs = _padded(shape.in_features, _INPUTS_OF_CODES)
+        return _padded(shape.out_features, _OUTPUTS) * (inputs + 4)
 
 
 class Int4Method(DenseMethod):
@@ -97,5 +111,9 @@ class Int4Method(DenseMethod):
     kind = "w4a8"
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        groups = -(-shape.in_features // 64)
-        return shape.out_features * groups * (32 + 2)
+        groups = _padded(shape.in_features, _INPUTS_OF_CODES) // 64
+        return _padded(shape.out_features, _OUTPUTS) * groups * (32 + 2)
+
+
+def _padded(size: int, step: int) -> int:
+    return -(-size // step) * step

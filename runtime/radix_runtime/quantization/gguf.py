@@ -107,6 +107,9 @@ class GgufMethod(DenseMethod):
             for name, per in form.widths.items()
         ]
 
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        return LinearMethod.held_bytes(self, shape, dtype)  # codes, scales and minima
+
     def finalize(self, layer: Any) -> None:
         scales = layer.weight_scale.data
         mins = layer.weight_min.data if self.form.has_mins else None

@@ -77,7 +77,7 @@ class WidenedMethod(StorageMethod, DenseMethod):
         self.input_unit = 1
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        return shape.out_features * shape.in_features * dtype.itemsize
+        return DenseMethod.held_bytes(self, shape, dtype)
 
     def finalize(self, layer: Any) -> None:
         weight = self.storage.weight(layer, layer.compute_dtype)

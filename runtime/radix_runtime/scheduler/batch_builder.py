@@ -26,13 +26,15 @@ _NO_IDS = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class Step:
-    """A launched step, as the host remembers it: its streams, then its chunks. `launched_at` is
-    clock time in seconds."""
+    """A launched step, as the host remembers it: its streams, then its chunks. Times are the
+    clock's, in seconds: the host began to plan it, gave it to the engine, which had taken it."""
 
     plan: StepPlan
     streams: DecodeEntries
     chunks: list[Entry]
+    planned_at: float
     launched_at: float
+    queued_at: float
     handle: Future[StepResult]
     page_sets: list[np.ndarray] = field(default_factory=list)  # see `remember_pages`
 

@@ -5,13 +5,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple, Protocol
 
 from ..constraint import Constraint
 from ..errors import RequestError, refusal
-from ..step_plan import StepPlan
+from ..step_plan import StepMasks, StepPlan
 from .request import Request
 from .rows import Rows
 
@@ -31,13 +29,9 @@ class Masks(Protocol):
 
     def close_answers(self, numbers: Sequence[int]) -> None: ...
 
-    def fill(
-        self,
-        step: int,
-        tokens: Mapping[int, tuple[int, list[int]]],
-        masks: Future[np.ndarray],
-        size: int,
-    ) -> None: ...
+    def promise(self, size: int, num_optional: int) -> StepMasks: ...
+
+    def fill(self, masks: Any, tokens: Mapping[int, tuple[int, list[int]]]) -> None: ...
 
 
 # Makes the masker, which calls `on_failure` from another thread, and `wake` when it has news.
@@ -49,7 +43,7 @@ class _Awaited(NamedTuple):
 
     plan: StepPlan
     requests: list[Request]
-    masks: Future[np.ndarray]
+    masks: StepMasks
 
 
 class ConstrainedAnswers:
@@ -57,7 +51,8 @@ class ConstrainedAnswers:
 
     The masks of a step need the tokens of the step before, which may be in flight when the step is
     launched. So `launch` promises them, and `ask` asks for them when that step has completed: they
-    are computed while the model runs. Used by the scheduler's thread."""
+    are computed while the model runs. An answer whose mask was late has no new tokens then, and the
+    mask that is under way serves the next step. Used by the scheduler's thread."""
 
     def __init__(self, make: MakeMasks | None, wake: Callable[[], None]) -> None:
         self._make = make
@@ -108,7 +103,7 @@ class ConstrainedAnswers:
         self._failures.append((number, error))  # on another thread
         self._wake()
 
-    def launch(self, plan: StepPlan, rows: Rows) -> Future[np.ndarray] | None:
+    def launch(self, plan: StepPlan, rows: Rows) -> StepMasks | None:
         """The masks of a step; None if it draws for no constrained answer."""
         if not self._by_request:
             return None
@@ -116,7 +111,10 @@ class ConstrainedAnswers:
         draws = zip(requests, plan.num_samples.tolist(), strict=True)
         if not any(drawn and request in self._by_request for request, drawn in draws):
             return None
-        masks: Future[np.ndarray] = Future()
+        assert self._masks is not None
+        size = int(plan.num_samples.sum())
+        num_optional = int(plan.num_samples[: plan.num_decode].sum())
+        masks = self._masks.promise(size, num_optional)
         self._awaited.append(_Awaited(plan=plan, requests=requests, masks=masks))
         return masks
 
@@ -137,7 +135,7 @@ class ConstrainedAnswers:
                 self._known[request] = request.num_output
             size += num_samples
         assert self._masks is not None
-        self._masks.fill(awaited.plan.step_id, tokens, awaited.masks, size)
+        self._masks.fill(awaited.masks, tokens)
 
     def take_failures(self) -> list[tuple[Request, RequestError]]:
         """The requests that cannot go on, and why. Their draws meanwhile were not constrained."""

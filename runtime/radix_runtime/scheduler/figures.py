@@ -24,6 +24,7 @@ class Counters:
     cached_tokens_total: int = 0  # prompt tokens not computed at first admission
     generation_tokens_total: int = 0
     dropped_tokens_total: int = 0  # sampled for a request that had ended, or past its stop
+    late_masks_total: int = 0  # rows that sat a step out because their mask had not come
     dedup_waits_total: int = 0  # request-steps spent waiting for another's page
     steps_total: int = 0
     busy_seconds_total: float = 0.0  # with a step in flight

@@ -63,9 +63,17 @@ class Results:
             return
         counts = streams.num_samples
         tokens = result.ids[: streams.total_samples]
+        slots = None
         if streams.total_samples > len(streams):
             counts = result.counts[: len(streams)].astype(np.int64)
             tokens = tokens[_first_of_each(streams.num_samples, counts)]
+        if result.late is not None and np.count_nonzero(result.late):
+            has_drawn = ~result.late[: len(streams)]
+            self._take_back(streams.rows[~has_drawn])
+            slots = _starts(streams.num_samples)[has_drawn]
+            tokens = tokens[np.repeat(has_drawn, counts)]
+            counts = counts[has_drawn]
+            streams = streams.where(has_drawn)
         alone = self._need_attention(streams.rows, counts, tokens)
         if np.count_nonzero(alone) == 0:
             self._accept_all(streams, counts, tokens)
@@ -74,12 +82,22 @@ class Results:
         self._accept_all(streams.where(rest), counts[rest], tokens[np.repeat(rest, counts)])
         # The requests of all rows first: one that ends may take others along, rows and all.
         requests = [self._life.rows.request(row) for row in streams.rows[alone].tolist()]
-        slots = streams.num_samples.cumsum() - streams.num_samples
+        if slots is None:
+            slots = _starts(streams.num_samples)
         for index, request in zip(np.flatnonzero(alone).tolist(), requests, strict=True):
             slot = int(slots[index])
             taken = result.ids[slot : slot + int(counts[index])].tolist()
             rejected = int(streams.num_samples[index]) - len(taken)
             self._complete_stream(request, taken, rejected, result, slot)
+
+    def _take_back(self, rows: np.ndarray) -> None:
+        """These rows have drawn nothing, as their masks were late: they are a token shorter than
+        was expected. The next step has their last token once more, as has one in flight."""
+        numbers = self._life.rows
+        self._counters.late_masks_total += len(rows)
+        rows = rows[(numbers.flags[rows] & Flag.ENDED) == 0]
+        numbers.total_len[rows] -= 1
+        numbers.computed_len[rows] -= 1
 
     def _need_attention(
         self, rows: np.ndarray, counts: np.ndarray, tokens: np.ndarray
@@ -189,7 +207,10 @@ class Results:
         """Before any request of the step ends: those whose position was reached are kept."""
         committed: dict[int, int] = {}  # of the rows whose requests go on
         rows = step.streams.rows.tolist()
-        for row, count in zip(rows, result.counts[: len(rows)].tolist(), strict=True):
+        counts = result.counts[: len(rows)].copy()
+        if result.late is not None:
+            counts[result.late[: len(rows)]] = 0
+        for row, count in zip(rows, counts.tolist(), strict=True):
             request = self._life.rows.request(row)
             if not request.ended:
                 committed[row] = request.num_ids - 1 + count
@@ -221,6 +242,7 @@ def _require_fit(step: Step, result: StepResult) -> None:
         and len(result.ids) == total
         and len(result.counts) == len(num_samples)
         and _accepts(result.counts, num_samples)
+        and _may_be_late(result.late, step)
     )
     require(fits, "I7", f"result of step {plan.step_id} does not fit it")
 
@@ -231,6 +253,20 @@ def _accepts(counts: np.ndarray, num_samples: np.ndarray) -> bool:
         return True  # mostly all of them, which takes no time to see
     within = (counts >= 1) & (counts <= num_samples)
     return np.count_nonzero(within) == len(counts)
+
+
+def _may_be_late(late: np.ndarray | None, step: Step) -> bool:
+    """Whether only streams are late that sample one token."""
+    if late is None:
+        return True
+    streams = late[: len(step.streams)]
+    return not late[len(streams) :].any() and bool((step.streams.num_samples[streams] == 1).all())
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    """Where each of consecutive runs of these sizes begins."""
+    starts: np.ndarray = sizes.cumsum() - sizes
+    return starts
 
 
 def _first_of_each(sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from ..config import ServerArgs
 from ..errors import MaskError, RequestError
 from ..sampling_params import Limits
 from ..step_plan import EngineCommand, Executor, StepResult
+from ..step_times import chrome_trace
 from . import figures, invariants
 from .batch_builder import Step, build_step
 from .constraints import ConstrainedAnswers, MakeMasks
@@ -27,6 +28,7 @@ from .output import Output
 from .policy import OutputRatio, QueueContext, plan_step, schedule_policies
 from .request import Request
 from .results import Results
+from .step_log import StepLog, step_times
 
 IDLE_WAIT = 1.0  # seconds between heartbeats when there is nothing to do
 IDLE_CHECK_AFTER = 0.1  # seconds of idleness before the runtime checks itself
@@ -69,8 +71,8 @@ class Scheduler:
         max_message: float = math.inf,
         make_masks: MakeMasks | None = None,
     ) -> None:
-        """`clock` gives seconds; `max_message` is the largest message of `outbox` in bytes;
-        `make_masks` makes the masker of constrained answers, when the first comes."""
+        """`clock` gives seconds, `max_message` bounds the bytes of a message of `outbox`, and
+        `make_masks` makes the masker of constrained answers when the first comes."""
         self.args = args
         self.executor = executor
         self.inbox = inbox
@@ -99,14 +101,13 @@ class Scheduler:
         )
         self.constraints = ConstrainedAnswers(make_masks, inbox.wake)
         self.intake.hold = self.constraints.hold
-        self.results = Results(
-            life=self.life, live=self.live, output=self.output, counters=self.counters
-        )
+        self.results = _results(self)
         self.ratio = OutputRatio(args.schedule_conservativeness)
         self.policy = schedule_policies.get(args.schedule_policy)
         self.token_budget = _token_budget(args, executor)
         self.max_in_flight = 0 if args.disable_overlap_schedule else 1  # when an iteration ends
         self.in_flight: deque[Step] = deque()
+        self.step_log = StepLog()  # of what the steps took; an owner may set another
         self.operations = _operations(self)
         self._decision = Decision()  # the last one
 
@@ -146,6 +147,7 @@ class Scheduler:
         """Sleeps until a message arrives; checks the idle state once in each idle period."""
         check = self.args.check_invariants != "off" and not self._checked_idle
         timeout = IDLE_CHECK_AFTER if check else IDLE_WAIT
+        self.step_log.flush()
         if self.life.pending or self.operations:
             timeout = PENDING_WAIT
         arrived = self.inbox.wait(timeout)
@@ -191,6 +193,11 @@ class Scheduler:
         line from each rank. Raises msgspec.DecodeError."""
         return self.executor.call(msg.unpack_body(command, EngineCommand))
 
+    def step_trace(self, steps: msgspec.Raw) -> bytes:
+        """The last `steps` steps, an int in msgpack, as a trace in Chrome's format. Raises
+        msgspec.DecodeError."""
+        return chrome_trace(self.step_log.recent[-msg.unpack_body(steps, int) :])
+
     def _send_late_replies(self) -> bool:
         replies = self.operations.late_replies()
         for reply in replies:
@@ -211,17 +218,22 @@ class Scheduler:
     # Steps --------------------------------------------------------------------------------
 
     def _launch(self) -> bool:
+        planned_at = self.clock()
         self._decision = decision = self._plan_with_room()
         if not decision:
             return False
         plan = build_step(decision, self.counters.steps_total, self.life)
         self._count(decision)
+        launched_at = self.clock()
+        handle = self.executor.launch(plan, self.constraints.launch(plan, self.life.rows))
         step = Step(
             plan=plan,
             streams=decision.decode,
             chunks=decision.chunks,
-            launched_at=self.clock(),
-            handle=self.executor.launch(plan, self.constraints.launch(plan, self.life.rows)),
+            planned_at=planned_at,
+            launched_at=launched_at,
+            queued_at=self.clock(),
+            handle=handle,
         )
         if self.args.check_invariants == "step":
             step.remember_pages(self.life)
@@ -298,6 +310,7 @@ class Scheduler:
     def _complete_oldest(self) -> None:
         """Waits for the oldest step in flight and hands its result to `results`."""
         step = self.in_flight[0]
+        awaited_at = self.clock()
         try:
             result = step.handle.result()
         except MaskError as error:
@@ -308,6 +321,14 @@ class Scheduler:
         self.counters.busy_seconds_total += self._completed_at - began
         self._fail_constrained()
         self.results.complete(step, result)
+        times = step_times(
+            step,
+            result,
+            awaited=awaited_at,
+            completed=self._completed_at,
+            accepted=self.clock(),
+        )
+        self.step_log.add(times)
         self.constraints.ask(self.life.completed_step)
 
     def _fail_constrained(self) -> None:
@@ -332,11 +353,21 @@ class Scheduler:
         )
 
 
+def _results(scheduler: Scheduler) -> Results:
+    return Results(
+        life=scheduler.life,
+        live=scheduler.live,
+        output=scheduler.output,
+        counters=scheduler.counters,
+    )
+
+
 def _operations(scheduler: Scheduler) -> Operations:
     operations = Operations()
     operations.register("stats", lambda body: scheduler.stats())
     operations.register("flush_cache", lambda body: scheduler.flush_cache())
     operations.register("engine", scheduler.call_engine)
+    operations.register("step_trace", scheduler.step_trace)
     return operations
 
 

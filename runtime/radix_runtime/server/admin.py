@@ -12,6 +12,7 @@ from .. import __version__
 from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import RequestError, refusal
 from ..step_plan import Profile
+from ..step_times import RING_STEPS
 from .http_call import HttpCall
 from .protocol import ProfileBody
 from .tokenizer_manager import TokenizerManager
@@ -20,6 +21,8 @@ _PROBE_TIMEOUT = 20.0
 _STATS_TIMEOUT = 1.0
 _MAX_FLUSH_WAIT = 600.0
 _PROFILE_TIMEOUT = 120.0  # a trace of many steps takes long to write
+_TRACED_STEPS = 512  # where the request does not say
+_TRACE_TIMEOUT = 10.0  # the step that runs may be a long one
 _FLUSH_RETRY = 0.05  # seconds until a busy scheduler is asked again
 
 
@@ -209,6 +212,17 @@ async def _profile(manager: TokenizerManager, action: Literal["start", "stop"]) 
         raise refusal("unsupported_parameter", "start the server with --profile-dir to profile it")
     command = Profile(action=action, directory=folder)
     return await manager.control("engine", list[str], body=command, timeout=_PROFILE_TIMEOUT)
+
+
+async def step_trace(call: HttpCall) -> None:
+    """GET /step_trace: what the last steps took, `?steps=N` of them, in Chrome's trace format."""
+    steps = -1
+    with suppress(ValueError):
+        steps = int(call.query_params.get("steps") or _TRACED_STEPS)
+    if not 1 <= steps <= RING_STEPS:
+        raise refusal("invalid_value", f"steps must be in [1, {RING_STEPS}]", "steps")
+    text = await call.manager.control("step_trace", bytes, body=steps, timeout=_TRACE_TIMEOUT)
+    await call.respond(Response(text, media_type="application/json"))
 
 
 async def embeddings(call: HttpCall) -> None:

@@ -13,6 +13,7 @@ from .protocol import AgentBody, GenerateBody, OpenAIBody, Sampling
 from .submission import Batch, Submission
 from .tokenizer_manager import TokenizerManager
 
+_SHORT = 1024  # characters of a piece that is encoded and sent at once
 MAX_LOGPROBS = 4 << 20  # in the answer of one call: 32 MiB where each is packed with its id
 
 
@@ -127,9 +128,29 @@ class Answer(ABC):
                 await in_turns(self.digest(deltas))
                 await self.answer_with(self.whole(deltas))
                 return
+            self.submission.deliver = self.deliver
             while batch := await self.submission.next_batch():
                 await self.write_events(self.events(batch))
             await call.write(self.tail() + self.done, last=True)
+
+    def deliver(self, index: int, delta: TextDelta) -> bool:
+        """Sends the next piece of choice number `index` of a stream, as `events` would, if it is a
+        usual one and the client can take it at once. False: nothing was done. See Submission."""
+        writer = self.call.chunks
+        if writer is None or not writer.takes_more:
+            return False
+        is_usual = (
+            delta.finish is None
+            and delta.logprobs is None
+            and delta.prompt_logprobs is None
+            and len(delta.text) <= _SHORT
+        )
+        if not is_usual:
+            return False
+        frames = self.short_frames(index, delta)
+        if frames:
+            writer.write(frames)
+        return True
 
     async def answer_with(self, value: Any) -> None:
         if self._has_logprobs:
@@ -154,6 +175,11 @@ class Answer(ABC):
     def events(self, batch: Batch) -> Iterator[dict[str, Any] | None]:
         """What the new pieces of some choices become. None sends nothing; others may have their
         turn."""
+
+    def short_frames(self, index: int, delta: TextDelta) -> bytes:
+        """What the events of a usual piece are as bytes; one that neither begins nor ends its
+        choice, and is short."""
+        return b"".join(self._frames(self.events({index: delta})))
 
     def tail(self) -> bytes:
         """The frame between the last of a choice and [DONE]."""

@@ -175,6 +175,12 @@ _INFORMATION = (
         body=protocol.ProfileBody,
     ),
     Endpoint(
+        paths=("/step_trace",),
+        methods=("GET",),
+        access=Access.ADMIN,
+        handler=admin.step_trace,
+    ),
+    Endpoint(
         paths=("/metrics",),
         methods=("GET",),
         access=Access.METRICS,

@@ -14,12 +14,12 @@ import numpy as np
 from ..errors import RequestError
 from ..messages import unpack_ids
 from .decode import decode_checked
-from .helper_process import HelperProcess
+from .helper_process import HelperDied, HelperProcess
 from .json_scan import check_shape
 
 INLINE_BYTES = 256 << 10  # a body of at most so many bytes,
 INLINE_PARTS = 8192  # arrays, objects and commas is decoded on the event loop's thread
-_SECONDS = 20.0  # for one body; then the process is killed
+_SECONDS = 60.0  # for one body; then the process is killed
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -59,9 +59,11 @@ class BodyDecoder:
     async def decode(
         self, kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
     ) -> tuple[B, list[str]]:
-        """The body and its warnings; arguments as of `decode_body`. Raises RequestError 400,
-        HelperDied."""
-        if len(data) <= INLINE_BYTES and check_shape(data).parts <= INLINE_PARTS:
+        """The body and its warnings; arguments as of `decode_body`. Raises RequestError: 400, or
+        503 where the machine is too busy to decode it in time; HelperDied."""
+        # Whatever is too much at the beginning of a body is too much of the whole.
+        shape = check_shape(data[:INLINE_BYTES])
+        if len(data) <= INLINE_BYTES and shape.parts <= INLINE_PARTS:
             return decode_checked(kind, data, lenient, defaults)
         job = Job(kind=kind.__name__, lenient=lenient, defaults=dict(defaults))
         loop = asyncio.get_running_loop()
@@ -81,8 +83,22 @@ class BodyDecoder:
 
     def _ask(self, job: Job, data: bytes) -> tuple[Decoded, bytes]:
         """Runs on the executor's thread."""
-        head, packed = self.helper.ask(msgspec.msgpack.encode(job), data, _SECONDS)
+        try:
+            head, packed = self.helper.ask(msgspec.msgpack.encode(job), data, _SECONDS)
+        except HelperDied as error:
+            if error.was_killed:
+                raise _too_late() from error
+            raise
         return msgspec.msgpack.decode(head, type=Decoded), packed
+
+
+def _too_late() -> RequestError:
+    return RequestError(
+        status=503,
+        code="engine_overloaded",
+        message=f"the body could not be decoded within {_SECONDS:g} s",
+        retry_after=5,
+    )
 
 
 def is_one_prompt(prompt: Any) -> bool:

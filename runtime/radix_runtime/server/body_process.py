@@ -18,7 +18,7 @@ from .protocol import MAX_PROMPTS
 
 _ID_FIELDS = ("prompt", "input_ids", "tokens")
 _MAX_ENTRIES = max(MAX_ENTRIES.values())
-_NICENESS = 10  # on few cores, running requests come before large bodies
+_NICENESS = 5  # on few cores, running requests come before large bodies
 _LARGEST_ID = (1 << 31) - 1
 
 

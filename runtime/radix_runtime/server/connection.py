@@ -7,6 +7,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import RequestError
+from .chunk_writer import CHUNKS, ChunkWriter
 from .http_call import error_body, error_headers
 
 HEADER_SECONDS = 10.0  # until the headers of a request must be there
@@ -71,6 +72,8 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):  # a proxy's form, whose host would stand for the header's
             raise ValueError("the target of a request must be a path")
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # else an upgrade is refused
+            self.scope[CHUNKS] = ChunkWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def send_400_response(self, msg: str) -> None:
         """The parser cannot make a request of what came."""

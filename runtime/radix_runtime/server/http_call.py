@@ -18,6 +18,7 @@ from ..errors import RequestError
 from .admission import Place
 from .auth import Caller
 from .body_decoder import BodyDecoder
+from .chunk_writer import CHUNKS, ChunkWriter
 from .json_pieces import json_pieces, to_json
 from .tokenizer_manager import TokenizerManager
 
@@ -136,7 +137,8 @@ class HttpCall(Request):
     `id` is the client's x-request-id or a new one. `started`: time.perf_counter(). `route` names
     the endpoint in metrics; "" until the call has reached one. `caller`: who it is. `warnings` go
     back with the answer. `status`: what was sent; 0: nothing so far. `place`: what it holds of the
-    queue, if it generates."""
+    queue, if it generates. `chunks` writes events at once while no `write` is under way, once the
+    first has gone out; None where the server has no such way."""
 
     def __init__(
         self,
@@ -156,6 +158,7 @@ class HttpCall(Request):
         self.route = ""
         self.caller = Caller()
         self.place: Place | None = None
+        self.chunks: ChunkWriter | None = None
         self._streaming = False
         self._body_ended = False
         given = self.headers.get("x-request-id", "")
@@ -206,6 +209,7 @@ class HttpCall(Request):
         read."""
         if not self._streaming:
             self._streaming = True
+            self.chunks = self.scope.get(CHUNKS)
             headers = Headers(_EVENT_STREAM).raw
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": frames, "more_body": not last})

@@ -41,6 +41,7 @@ _HELP = {
     "num_failed_requests_total": "choices that ended with an error",
     "num_retractions_total": "choices that gave their KV pages back and were computed again",
     "dropped_tokens_total": "tokens sampled for choices that had ended, or past their stop string",
+    "late_masks_total": "rows that drew a step later as their grammar's mask had not come",
     "dedup_waits_total": "steps that choices waited for pages that another was computing",
     "steps_total": "steps launched",
     "busy_seconds_total": "seconds with a step in flight",

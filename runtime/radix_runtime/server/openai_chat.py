@@ -95,6 +95,29 @@ class ChatAnswer(OpenAIAnswer):
         if delta.finish is not None:
             yield {**_chunk({}), **self._finish(index, delta)}
 
+    def text_frames(self, index: int, delta: TextDelta) -> bytes:
+        """See OpenAIAnswer."""
+        if self._choices[index].is_parsed:
+            return b"".join(self._parsed_frames(index, delta))
+        return self.text_frame(index, "content", delta.text) if delta.text else b""
+
+    def _parsed_frames(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        choice = self._choices[index]
+        num_calls = len(choice.message.calls)
+        for events in choice.take(delta):
+            for event in events:
+                if event.kind in ("content", "reasoning"):
+                    yield self.text_frame(index, event.kind, event.text)
+                    continue
+                if event.kind == "call":
+                    num_calls += 1
+                yield self.chunk_frame(index, _chunk(self._delta(event, num_calls - 1)))
+
+    def text_chunk(self, kind: str, text: str) -> dict[str, Any]:
+        """See OpenAIAnswer."""
+        field = self._reasoning_field if kind == "reasoning" else "content"
+        return _chunk({field: text})
+
     def _delta(self, event: Event, call: int) -> dict[str, Any]:
         """An event as a delta; `call` is the number of the call that it belongs to."""
         if event.kind == "content":

@@ -9,6 +9,7 @@ from .. import __version__
 from ..messages import FinishReason, Generate, TextDelta, num_ids
 from ..text.choices import Scored, num_scored, scored
 from .answer import Answer
+from .event_template import EventTemplate
 from .http_call import HttpCall, event
 from .protocol import OpenAIBody, StreamOptions
 from .submission import Batch
@@ -33,6 +34,7 @@ class OpenAIAnswer(Answer):
         self.sampling = requests[0].sampling
         self._options = body.stream_options or StreamOptions()
         self._started: set[int] = set()  # choices of which something was sent
+        self._templates: dict[tuple[int, str], EventTemplate] = {}  # of texts, by kind
         self._cached: dict[str, int] = {}  # tokens of a prompt, by rid
         self._completion = [0] * len(self.request_of)  # tokens of a choice
         self._head = {
@@ -70,12 +72,47 @@ class OpenAIAnswer(Answer):
                 if chunk is None:
                     yield None
                     continue
-                frame = {**self._head, "choices": [{"index": index, **chunk}]}
-                frame.update(self._usage_so_far())
+                frame = self._frame(index, chunk)
                 if self.call.warnings:
                     frame["warnings"] = self.call.warnings
                     self.call.warnings = []  # only in the first frame
                 yield frame
+
+    def _frame(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **self._head,
+            "choices": [{"index": index, **chunk}],
+            **self._usage_so_far(),
+        }
+
+    def short_frames(self, index: int, delta: TextDelta) -> bytes:
+        """See Answer. Only the last piece of a choice need be counted, unless each event tells the
+        usage."""
+        if self._options.continuous_usage_stats:
+            return super().short_frames(index, delta)
+        return self.text_frames(index, delta)
+
+    @abstractmethod
+    def text_frames(self, index: int, delta: TextDelta) -> bytes:
+        """The `short_frames` of a piece where no event tells the usage."""
+
+    @abstractmethod
+    def text_chunk(self, kind: str, text: str) -> dict[str, Any]:
+        """The chunk of a text of some kind and nothing else."""
+
+    def chunk_frame(self, index: int, chunk: dict[str, Any]) -> bytes:
+        """The event of a chunk of choice number `index`."""
+        return event(self._frame(index, chunk))
+
+    def text_frame(self, index: int, kind: str, text: str) -> bytes:
+        """The event of a `text_chunk` of choice number `index`."""
+        template = self._templates.get((index, kind))
+        if template is None:
+            template = EventTemplate(
+                lambda text: self._frame(index, self.text_chunk(kind, text))
+            )
+            self._templates[index, kind] = template
+        return template.event(text)
 
     def tail(self) -> bytes:
         """The frame with the usage, if the client asked for it."""

@@ -79,6 +79,14 @@ class CompletionAnswer(OpenAIAnswer):
         if text or logprobs or delta.finish or first:
             yield {"text": text, "logprobs": logprobs, **finish_fields(delta.finish)}
 
+    def text_frames(self, index: int, delta: TextDelta) -> bytes:
+        """See OpenAIAnswer."""
+        return self.text_frame(index, "text", delta.text) if delta.text else b""
+
+    def text_chunk(self, kind: str, text: str) -> dict[str, Any]:
+        """See OpenAIAnswer."""
+        return {"text": text, "logprobs": None, **finish_fields(None)}
+
     def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         """Of what `delta` brings, those of the prompt before those of the output."""
         prompt = self.submission.prompt_logprobs.pop(index, None)

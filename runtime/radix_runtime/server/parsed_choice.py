@@ -13,7 +13,7 @@ _SLICE = 8192  # characters that are parsed at once, or tokens counted: about a 
 class ParsedChoice:
     """A choice whose text is parsed as it comes; without a `parser` all of it is content.
 
-    `message` is the whole so far, `reasoning_tokens` the number of tokens of its reasoning."""
+    `message` is what was taken so far, `reasoning_tokens` the number of tokens of its reasoning."""
 
     def __init__(self, parser: AnswerParser | None, tokenizer: Tokenizer) -> None:
         self.message = AnswerMessage()
@@ -56,6 +56,11 @@ class ParsedChoice:
             if tokens % _SLICE == 0:
                 yield []
         self.reasoning_tokens = delta.completion_tokens - tokens
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether there is a parser. Without one `message` is needed of whole answers only."""
+        return self._parser is not None
 
     @property
     def in_reasoning(self) -> bool:

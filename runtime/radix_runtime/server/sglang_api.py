@@ -139,6 +139,10 @@ class GenerateAnswer(Answer):
                 result = self._appended(choice, result)
             yield {"index": choice, **result} if self._listed else result
 
+    def deliver(self, index: int, delta: TextDelta) -> bool:
+        """See Answer. Not what repeats all output so far, which may be long."""
+        return self._pieces and super().deliver(index, delta)
+
     def _result(self, choice: int, delta: TextDelta) -> dict[str, Any]:
         request = self.request_of[choice]
         seconds = time.perf_counter() - self.call.started

@@ -46,6 +46,7 @@ class SingleAnswer(Answer):
         self._pending = ""  # text that comes before the next piece's
         self._block = ""  # the kind of event that the open block is made of
         self._has_started = False
+        self._is_one_request = False
 
     # What a route says --------------------------------------------------------------------
 
@@ -93,7 +94,8 @@ class SingleAnswer(Answer):
         """The pieces of the choice, of one request or of two."""
         (request,) = self.requests
         most = request.sampling.max_new_tokens or 0
-        if self._budget is None or self._budget >= most:
+        self._is_one_request = self._budget is None or self._budget >= most
+        if self._is_one_request:
             async for delta in self._run(request):
                 yield delta
             return
@@ -120,6 +122,8 @@ class SingleAnswer(Answer):
         with call.manager.submit(
             [request], self.name, labels, call.started, call.place
         ) as submission:
+            if self._is_one_request:
+                submission.deliver = self.deliver
             if not self.is_stream:
                 (delta,) = await submission.collect()
                 yield delta

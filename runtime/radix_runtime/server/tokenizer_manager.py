@@ -6,7 +6,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .submission import OpenRequest, Submission, new_id
 from .text_work import IDS_ONLY, TextWork
 
 _PROBE = "a"  # what /health_generate continues
+_SLICE_SECONDS = 0.002  # that messages are handled without a pause
 _MAX_SHOWN = 100  # characters of a client's name that come back
 
 
@@ -208,6 +209,7 @@ class TokenizerManager:
             label=label,
             submission=submission,
             choices_left=request.sampling.n,
+            first_choice=submission.number_of(request.rid),
             prompt_tokens=m.num_ids(request.input_ids),
             waiting_tokens=work,
         )
@@ -292,11 +294,22 @@ class TokenizerManager:
 
     # From the engine ----------------------------------------------------------------------
 
-    def handle(self, message: m.Message) -> None:
-        """Takes what detokenizer and scheduler send. What was under way for a request when it was
-        closed is dropped."""
+    async def handle_all(self, messages: Sequence[m.Message]) -> None:
+        """Takes messages that have arrived together; now and then the event loop has its turn."""
+        arrived = time.perf_counter()
+        end = arrived + _SLICE_SECONDS
+        for message in messages:
+            self.handle(message, arrived)
+            if time.perf_counter() >= end:
+                await asyncio.sleep(0)
+                end = time.perf_counter() + _SLICE_SECONDS
+
+    def handle(self, message: m.Message, arrived: float | None = None) -> None:
+        """Takes what detokenizer and scheduler send, at the time `arrived` (time.perf_counter()),
+        which messages that came together share. What was under way for a request when it was closed
+        is dropped."""
         if isinstance(message, m.TextBatch):
-            now = time.perf_counter()
+            now = arrived or time.perf_counter()
             done = 0
             for delta in message.deltas:
                 request = self._open.get(delta.rid)
@@ -316,11 +329,18 @@ class TokenizerManager:
 
     def _take(self, request: OpenRequest, delta: m.TextDelta, now: float) -> int:
         """How many tokens of work are done with this delta."""
-        done = m.num_ids(delta.ids)
+        count = m.num_ids(delta.ids)
+        done = count
         if request.waiting_tokens:
             done += request.prompt_tokens
             self._no_longer_waits(request)
-        self._time_tokens(request, delta, now)
+        last = request.last_token.get(delta.choice)
+        if last is None:
+            self._time_start(request, delta, now)
+        elif count:
+            self.metrics.inter_token_latency.observe((now - last) / count)
+        if count:
+            request.last_token[delta.choice] = now
         if delta.finish is not None:
             self.metrics.output_length.observe(delta.completion_tokens)
             self.admission.speed.note_answer(delta.completion_tokens)
@@ -329,26 +349,21 @@ class TokenizerManager:
                 request.aborted = True
             if request.choices_left == 0:
                 self._end(request, "aborted" if request.aborted else "ok", now)
-        request.submission.add(delta)
+        # Of a choice only the first of some pieces that came together is sent at once: where this
+        # process falls behind, the others become one.
+        request.submission.take(request.first_choice + delta.choice, delta, at_once=last != now)
         return done
 
     def _no_longer_waits(self, request: OpenRequest) -> None:
         self.admission.waiting_tokens -= request.waiting_tokens
         request.waiting_tokens = 0
 
-    def _time_tokens(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+    def _time_start(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
+        """Notes what came before the first tokens of a choice."""
         if delta.queue_seconds is not None:
             self.metrics.queue_time.observe(delta.queue_seconds)
-        count = m.num_ids(delta.ids)
-        if count == 0:
-            return
-        if not request.last_token:
+        if delta.ids and not request.last_token:
             self.metrics.time_to_first_token.observe(now - request.submission.started)
-        elif delta.choice in request.last_token:
-            self.metrics.inter_token_latency.observe(
-                (now - request.last_token[delta.choice]) / count
-            )
-        request.last_token[delta.choice] = now
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
         # Refused: at once, by the scheduler.

@@ -34,6 +34,10 @@ class Choices:
         self.pieces: dict[int, TextDelta] = {}
         self.prompt_logprobs: dict[int, Logprobs] = {}
 
+    def number_of(self, rid: str) -> int:
+        """The number of a request's first choice."""
+        return self._first[rid]
+
     def add(self, delta: TextDelta) -> int:
         """Takes ownership of `delta`; the number of its choice."""
         first = self._first[delta.rid]

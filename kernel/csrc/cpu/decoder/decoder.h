@@ -1,4 +1,4 @@
-// CPU decoder family: what the backend (decoder.cpp) hands to the kernel (add.cpp, once per ISA level).
+// CPU decoder family: what the backend (sum.cpp) hands to the kernel (add.cpp, once per ISA level).
 #pragma once
 
 #include "common/tensor.h"

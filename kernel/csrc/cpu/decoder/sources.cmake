@@ -1,1 +1,3 @@
-radix_cpu_family(decoder BACKEND decoder.cpp KERNELS add.cpp)
+radix_cpu_family(decoder
+  BACKEND decoder.cpp rmsnorm.cpp product.cpp rope_store.cpp attend.cpp activate.cpp sum.cpp route.cpp experts.cpp
+  KERNELS add.cpp)

@@ -41,8 +41,7 @@ void linear_argmax(const rk_linear_argmax_args& args, rk_stream) {
   memory.resize(threads * m);
   RowMaxima maxima{memory.data(), threads, 0};
   rk_linear_args product{sizeof product, args.desc, args.x, args.packed};
-  const LinearKernels& kernels = linear_kernels();
-  args.desc->kind == RK_WEIGHT_DENSE ? kernels.dense(product, &maxima) : kernels.quantized(product, &maxima);
+  linear_kernels().products(&product, 1, &maxima);
   for (int64_t row = 0; row < m; row++) {
     Best best;
     for (int64_t part = 0; part < std::min(maxima.claimed, maxima.most); part++)

@@ -21,10 +21,10 @@ struct RowMaxima {
   int64_t claimed;    // by as many threads so far, or asked for in vain
 };
 
-// maxima: NULL, or what takes the place of args.out, which is NULL then; without bias, gate and residual.
 struct LinearKernels {
-  void (*dense)(const rk_linear_args& args, RowMaxima* maxima);
-  void (*quantized)(const rk_linear_args& args, RowMaxima* maxima);
+  // `count` products, 1 or more, none of which reads what another writes. maxima: NULL, or what takes the place of the
+  // output of a single one, which is NULL then; without bias, gate and residual.
+  void (*products)(const rk_linear_args* args, int64_t count, RowMaxima* maxima);
   void (*pack_quantized)(const rk_pack_weight_args& args);
   void (*unpack_quantized)(const rk_unpack_weight_args& args);
   void (*gather_quantized)(const rk_embedding_args& args);

@@ -1,4 +1,5 @@
-// y = x W^T + b on dense packed weights, for one ISA level.
+// y = x W^T + b for one ISA level: dense packed weights, and the products of a call together.
+#include "cpu/linear/jobs.h"
 #include "cpu/linear/kernel_amx.h"
 #include "cpu/linear/kernel_dot.h"
 #include "cpu/linear/kernel_lanes.h"
@@ -77,62 +78,99 @@ struct DenseProduct : VectorProduct {
 };
 
 template <class W>
-void dense_rows(const rk_linear_args& args, RowMaxima* maxima) {
+class DenseJob final : public Job {
+ public:
+  DenseJob(const rk_linear_args& args, RowMaxima* maxima)
+      : Job(args, maxima, kBlockN * padded_k(args) * int64_t{sizeof(W)},
+            Rows(*args.x).count * padded_k(args) * int64_t{sizeof(S)}),
+        kp_(padded_k(args)) {
+    stage_by(1, kp_);
+    cut_for(product());
+  }
+
+  void stage(int64_t begin, int64_t end) const noexcept override {
+    for (int64_t m = begin; m < end; m++) stage_row<S, W>(p_, m, kp_, x_ + m * kp_);
+  }
+  void run(int64_t task, const Ahead& ahead, LaneMaxima* largest) const noexcept override {
+    run_product(product(), task, ahead, largest);
+  }
+
+ private:
   using S = typename DenseProduct<W>::S;
-  const int64_t kp = linear_layout::padded_k(args.desc->k);
-  const Problem p = make_problem(args, maxima, kBlockN * kp * sizeof(W), Rows(*args.x).count * kp * sizeof(S));
-  S* x = reinterpret_cast<S*>(p.staged);
-  parallel_for(p.m, greater(1, (1 << 16) / kp), [&](int64_t begin, int64_t end) noexcept {
-    for (int64_t m = begin; m < end; m++) stage_row<S, W>(p, m, kp, x + m * kp);
-  });
-  run_product(p, DenseProduct<W>(x, kp));
-}
+  static int64_t padded_k(const rk_linear_args& args) { return linear_layout::padded_k(args.desc->k); }
+  void place_x(char* scratch) override { x_ = reinterpret_cast<S*>(scratch); }
+  DenseProduct<W> product() const { return DenseProduct<W>(x_, kp_); }
+
+  int64_t kp_;
+  S* x_ = nullptr;
+};
 
 #if defined(__AMX_BF16__)
 
-// Rows of x as tiles, zero from k on. Four tiles of 16 rows at a time, so that what is written is contiguous.
-void stage_tiles(const Problem& p, const StagedX& x, int64_t lines) {
+// 16 rows of x, number `group`, as tiles, zero from k on. Four tiles at a time, so that what is written is contiguous.
+void stage_tiles(const Problem& p, const StagedX& x, int64_t group) {
   constexpr int64_t kRun = 4;
   const int64_t whole = p.k * 2 / kLine, tail = p.k * 2 % kLine;
-  parallel_for((p.m + 15) / 16, greater(1, (1 << 16) / (lines * kLine * 8)), [&](int64_t begin, int64_t end) noexcept {
-    for (int64_t group = begin; group < end; group++) {
-      const int64_t m0 = group * 16, m1 = lesser(p.m, m0 + 16);
-      for (int64_t c0 = 0; c0 < whole; c0 += kRun)
-        for (int64_t m = m0; m < m1; m++)
-          for (int64_t c = c0; c < lesser(c0 + kRun, whole); c++)
-            std::memcpy(x.at(m, c), p.x.at<char>(m) + c * kLine, kLine);
-      for (int64_t m = m0; m < m1 && tail; m++) {
-        std::memcpy(x.at(m, whole), p.x.at<char>(m) + whole * kLine, tail);
-        std::memset(x.at(m, whole) + tail, 0, kLine - tail);
-      }
-    }
-  });
-}
-
-void dense_amx(const rk_linear_args& args, RowMaxima* maxima) {
-  const int64_t kp = linear_layout::padded_k(args.desc->k), row_bytes = kp * 2, m = Rows(*args.x).count;
-  const Problem p = make_problem(args, maxima, kBlockN * row_bytes, round_up(m, kTileRows) * row_bytes);
-  const StagedX x = tiled_x(p.staged, row_bytes);
-  stage_tiles(p, x, row_bytes / kLine);
-  run_product(p, DenseAmx(x, row_bytes / kLine));
-}
-
-#endif
-
-void dense(const rk_linear_args& args, RowMaxima* maxima) {
-  switch (dtype_of(*args.x)) {
-#if defined(__AMX_BF16__)
-    case DType::bf16: return dense_amx(args, maxima);
-#else
-    case DType::bf16: return dense_rows<bf16>(args, maxima);
-#endif
-    case DType::f16: return dense_rows<f16>(args, maxima);
-    default: return dense_rows<float>(args, maxima);
+  const int64_t m0 = group * 16, m1 = lesser(p.m, m0 + 16);
+  for (int64_t c0 = 0; c0 < whole; c0 += kRun)
+    for (int64_t m = m0; m < m1; m++)
+      for (int64_t c = c0; c < lesser(c0 + kRun, whole); c++)
+        std::memcpy(x.at(m, c), p.x.at<char>(m) + c * kLine, kLine);
+  for (int64_t m = m0; m < m1 && tail; m++) {
+    std::memcpy(x.at(m, whole), p.x.at<char>(m) + whole * kLine, tail);
+    std::memset(x.at(m, whole) + tail, 0, kLine - tail);
   }
+}
+
+class DenseTilesJob final : public Job {
+ public:
+  DenseTilesJob(const rk_linear_args& args, RowMaxima* maxima)
+      : Job(args, maxima, kBlockN * row_bytes(args), round_up(Rows(*args.x).count, kTileRows) * row_bytes(args)),
+        row_bytes_(row_bytes(args)),
+        x_(tiled_x(nullptr, row_bytes_)) {
+    stage_by(kTileRows, 8 * row_bytes_);
+    cut_for(product());
+  }
+
+  void stage(int64_t begin, int64_t end) const noexcept override {
+    for (int64_t group = begin; group < end; group++) stage_tiles(p_, x_, group);
+  }
+  void run(int64_t task, const Ahead& ahead, LaneMaxima* largest) const noexcept override {
+    run_product(product(), task, ahead, largest);
+  }
+
+ private:
+  static int64_t row_bytes(const rk_linear_args& args) { return linear_layout::padded_k(args.desc->k) * 2; }
+  void place_x(char* scratch) override { x_ = tiled_x(scratch, row_bytes_); }
+  DenseAmx product() const { return DenseAmx(x_, row_bytes_ / kLine); }
+
+  int64_t row_bytes_;
+  StagedX x_;
+};
+using DenseBf16Job = DenseTilesJob;
+#else
+using DenseBf16Job = DenseJob<bf16>;
+#endif
+
+std::unique_ptr<Job> dense_job(const rk_linear_args& args, RowMaxima* maxima) {
+  switch (dtype_of(*args.x)) {
+    case DType::bf16: return std::make_unique<DenseBf16Job>(args, maxima);
+    case DType::f16: return std::make_unique<DenseJob<f16>>(args, maxima);
+    default: return std::make_unique<DenseJob<float>>(args, maxima);
+  }
+}
+
+void products(const rk_linear_args* args, int64_t count, RowMaxima* maxima) {
+  Jobs jobs(count);
+  for (int64_t i = 0; i < count; i++) {
+    const bool dense = args[i].desc->kind == RK_WEIGHT_DENSE;
+    jobs.add(dense ? dense_job(args[i], maxima) : quantized_job(args[i], maxima));
+  }
+  jobs.run();
 }
 
 }  // namespace
 
-const LinearKernels linear_table = {dense, quantized, pack_quantized, unpack_quantized, gather_quantized};
+const LinearKernels linear_table = {products, pack_quantized, unpack_quantized, gather_quantized};
 
 }  // namespace radix::cpu::RK_ISA

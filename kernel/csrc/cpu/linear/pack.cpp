@@ -107,8 +107,7 @@ void unpack_weight(const rk_unpack_weight_args& args, rk_stream) {
 }
 
 void linear(const rk_linear_args& args, rk_stream) {
-  const LinearKernels& kernels = linear_kernels();
-  args.desc->kind == RK_WEIGHT_DENSE ? kernels.dense(args, nullptr) : kernels.quantized(args, nullptr);
+  linear_kernels().products(&args, 1, nullptr);
 }
 
 void embedding(const rk_embedding_args& args, rk_stream) {

@@ -1,21 +1,13 @@
-// What every kernel of the family shares: the problem, how it is cut into tasks, and how sums leave the registers.
-//
-//   stage     x -> scratch in the form that the kernel reads, zero beyond k
-//   tasks     (chunk of rows) x (group of packed blocks), the blocks innermost: a chunk of x stays in L2 while the
-//             weights stream past it; with few rows there is one chunk and every weight is read once
-//   epilogue  + bias, gate, + residual in float32, rounded once; or only the largest sum of a row is kept
+// What every kernel of the family shares: the problem, and how sums leave the registers: + bias, gate, + residual in
+// float32, rounded once; or only the largest sum of a row is kept. jobs.h cuts it into tasks.
 #pragma once
 
-#include <sys/mman.h>
-
-#include <cstdlib>
 #include <cstring>
 
 #include "common/tensor.h"
 #include "cpu/linear/kernels.h"
 #include "cpu/linear/layout.h"
 #include "cpu/simd_math.h"
-#include "cpu/thread_pool.h"
 #include "radix_kernels/linear.h"
 
 namespace radix::cpu::RK_ISA {
@@ -30,32 +22,6 @@ constexpr int64_t greater(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
-// Grow-only, 64-byte aligned, in huge pages where the system gives them and it fills some; the calling thread owns it
-// until its op returns.
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  char* get(int64_t bytes) {
-    if (bytes > capacity_) {
-      std::free(data_);
-      constexpr int64_t kHuge = 2 << 20;
-      const int64_t page = bytes < kHuge ? 64 : kHuge;
-      capacity_ = round_up(bytes, page);
-      data_ = std::aligned_alloc(page, capacity_);
-      if (!data_) {
-        capacity_ = 0;
-        fail(RK_RUNTIME, "linear: out of host memory (%lld bytes of scratch)", (long long)bytes);
-      }
-      if (page == kHuge) madvise(data_, capacity_, MADV_HUGEPAGE);  // advice: it may fail
-    }
-    return static_cast<char*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  int64_t capacity_ = 0;
-};
-
 struct Problem {
   Rows x, out, residual;
   DType type;  // of x, residual and, unless out_f32, out
@@ -63,15 +29,14 @@ struct Problem {
   int gate;  // RK_GATE_*
   const uint8_t* packed;
   const float* bias;  // [blocks of n][16], or NULL
-  char* staged;       // what the kernel asked for
   RowMaxima* maxima;  // instead of `out`, or NULL
   int64_t m, n, k;
   int64_t blocks;       // packed blocks whose sums are outputs, or gates of outputs
   int64_t block_bytes;  // of a packed block
 };
 
-inline Problem make_problem(const rk_linear_args& a, RowMaxima* maxima, int64_t block_bytes, int64_t staged_bytes) {
-  static thread_local Scratch scratch;
+// Without the bias, which wants memory.
+inline Problem make_problem(const rk_linear_args& a, RowMaxima* maxima, int64_t block_bytes) {
   Problem p{Rows(*a.x), Rows(), Rows(), dtype_of(*a.x), a.residual != nullptr};
   p.maxima = maxima;
   if (a.out) {
@@ -86,18 +51,6 @@ inline Problem make_problem(const rk_linear_args& a, RowMaxima* maxima, int64_t 
   p.k = a.desc->k;
   p.blocks = linear_layout::num_blocks(p.gate == RK_GATE_HALVES ? p.n / 2 : p.n);
   p.block_bytes = block_bytes;
-  const int64_t lanes = linear_layout::num_blocks(p.n) * kBlockN;
-  staged_bytes = round_up(staged_bytes, 64);
-  p.staged = scratch.get(staged_bytes + lanes * int64_t{sizeof(float)});
-  if (a.bias) {
-    float* bias = reinterpret_cast<float*>(p.staged + staged_bytes);
-    std::memset(bias, 0, lanes * sizeof(float));
-    dispatch_float(dtype_of(*a.bias), [&](auto type) {
-      const auto* from = data_ptr<typename decltype(type)::type>(*a.bias);
-      for (int64_t i = 0; i < p.n; i++) bias[i] = to_float(from[i]);
-    });
-    p.bias = bias;
-  }
   return p;
 }
 
@@ -306,27 +259,6 @@ struct OutputEnds {
   }
 };
 
-// Calls fn(first row, last row, first block, number of blocks, whether the thread has another task, its maxima of all
-// rows or NULL) for each task. A thread takes neighbouring tasks, worth about 10 us or more.
-template <class Fn>
-void for_tasks(const Problem& p, int64_t chunk_rows, int64_t group, const Fn& fn) {
-  const int64_t groups = (p.blocks + group - 1) / group;
-  const int64_t chunks = (p.m + chunk_rows - 1) / chunk_rows;
-  const int64_t weights = group * p.block_bytes * (p.gate == RK_GATE_HALVES ? 2 : 1);  // bytes of a task
-  const int64_t ns = greater(weights / 16, lesser(p.m, chunk_rows) * group * kBlockN * p.k / 64);
-  const int64_t tasks = chunks * groups, grain = greater(1, 10000 / greater(ns, 1));
-  run_tasks(tasks, grain, [&](Tasks& own) noexcept {
-    LaneMaxima* largest = p.maxima ? claim(p) : nullptr;
-    if (p.maxima && !largest) return;  // to those who have one
-    for (int64_t begin, end; own.take(&begin, &end);)
-      for (int64_t task = begin; task < end; task++) {
-        const int64_t m0 = task / groups * chunk_rows, b0 = task % groups * group;
-        const bool more = task + 1 < end || own.more();
-        fn(m0, lesser(m0 + chunk_rows, p.m), b0, lesser(group, p.blocks - b0), more, largest);
-      }
-  });
-}
-
 // What products on vector registers share: a chunk of x for L2, nothing to hold.
 struct VectorProduct {
   static constexpr int kRows = 4;
@@ -334,46 +266,5 @@ struct VectorProduct {
   int64_t chunk_rows(int64_t) const { return 64; }
   int scope(int64_t) const { return 0; }
 };
-
-// Runs a product whose `tile` gives the sums of up to kRows rows and kBlocks neighbouring packed blocks:
-//   tile(first row, rows, packed blocks, number of blocks, float sums [rows][kBlocks][16])
-// always summing a row in the same way, whatever the rows and blocks beside it. scope(m) is held around a task's tiles.
-// kOnTiles: `tile` also takes the blocks that are read next, or NULL, and the ends (above) to call for each few rows:
-// fetch() and begin() before their first sums, finish() when they are complete and still lie in L1. Where many(rows)
-// holds tile_many() takes their place: with the blocks of the gates and the up rows together.
-template <class Product>
-void run_product(const Problem& p, const Product& product) {
-  constexpr int64_t kStride = Product::kBlocks * kBlockN;
-  const bool streaming = Product::kOnTiles && streams_outputs(p);
-  const auto task = [&](int64_t m0, int64_t m1, int64_t block, int64_t count, [[maybe_unused]] bool more,
-                        LaneMaxima* largest) {
-    [[maybe_unused]] const auto scope = product.scope(p.m);
-    alignas(64) float sums[2][Product::kRows * kStride];
-    const uint8_t* w = p.packed + block * p.block_bytes;
-    const uint8_t* up = p.gate == RK_GATE_HALVES ? w + p.blocks * p.block_bytes : nullptr;
-    const int blocks = static_cast<int>(count);
-    for (int64_t m = m0; m < m1; m += Product::kRows) {
-      const int rows = static_cast<int>(lesser(Product::kRows, m1 - m));
-      const OutputEnds ends{p, up ? sums[0] : nullptr, kStride, m, block, count, streaming, largest};
-      if constexpr (Product::kOnTiles) {
-        const uint8_t* next = !more ? nullptr : block + count < p.blocks ? w + count * p.block_bytes : p.packed;
-        if (product.many(rows)) {
-          product.tile_many(m, rows, {w, up, next, blocks}, sums[0], sums[1], ends);
-        } else if (up) {
-          product.tile(m, rows, w, blocks, up, sums[0], GateEnds());
-          product.tile(m, rows, up, blocks, next, sums[1], ends);
-        } else {
-          product.tile(m, rows, w, blocks, next, sums[0], ends);
-        }
-      } else {
-        product.tile(m, rows, w, blocks, sums[0]);
-        if (up) product.tile(m, rows, up, blocks, sums[1]);
-        ends.finish(0, rows, sums[0], sums[1]);
-      }
-    }
-    if (streaming) __builtin_ia32_sfence();  // before others are told that the task is done
-  };
-  for_tasks(p, product.chunk_rows(p.m), Product::kBlocks, task);
-}
 
 }  // namespace radix::cpu::RK_ISA

@@ -77,57 +77,92 @@ void copy_group(const Problem& p, const Quantized& q, const StagedX& x, int64_t 
   static_cast<float*>(x.sums)[m * q.groups + g] = reduce_sum(sum);
 }
 
-void stage(const Problem& p, const Quantized& q, const StagedX& x, bool tiles) {
-  dispatch_float(p.type, [&](auto type) {
-    using T = typename decltype(type)::type;
-    parallel_for(p.m, greater(1, (1 << 15) / q.kp), [&](int64_t begin, int64_t end) noexcept {
+// Product: CodesOnVectors or CodesAmx, which takes x in tiles.
+template <class Product>
+class CodesJob final : public Job {
+ public:
+  CodesJob(const rk_linear_args& args, const Quantized& q, RowMaxima* maxima)
+      : Job(args, maxima, q.block, staged_bytes(args, q)), q_(q), x_(staged_x(nullptr)) {
+    stage_by(1, 2 * q_.kp);
+    cut_for(product());
+  }
+
+  void stage(int64_t begin, int64_t end) const noexcept override {
+    dispatch_float(p_.type, [&](auto type) {
+      using T = typename decltype(type)::type;
       for (int64_t m = begin; m < end; m++)
-        for (int64_t g = 0; g < q.groups; g++) {
-          if (q.int8_x) {
-            quantize_group<T>(p, q, x, m, g);
-          } else if (tiles) {
-            copy_group(p, q, x, m, g);
-          } else {
-            widen_group<T>(p, q, x, m, g);
-          }
-        }
+        for (int64_t g = 0; g < q_.groups; g++) stage_group<T>(m, g);
     });
-  });
+  }
+  void run(int64_t task, const Ahead& ahead, LaneMaxima* largest) const noexcept override {
+    run_product(product(), task, ahead, largest);
+  }
+
+ private:
+  static constexpr bool kTiles = Product::kOnTiles;
+
+  static int64_t row_bytes(const Quantized& q) { return q.kp * (q.int8_x ? 1 : kTiles ? 2 : 4); }
+  static int64_t value_bytes(int64_t rows, const Quantized& q) { return round_up(rows, 16) * row_bytes(q); }
+  // Values, then a scale and a sum of each group.
+  static int64_t staged_bytes(const rk_linear_args& args, const Quantized& q) {
+    const int64_t rows = Rows(*args.x).count;
+    return value_bytes(rows, q) + 2 * rows * q.groups * int64_t{sizeof(float)};
+  }
+
+  StagedX staged_x(char* scratch) const {
+    const int64_t bytes = row_bytes(q_);
+    StagedX x{scratch, 16 * bytes, bytes, kLine, nullptr, nullptr};
+#if defined(__AMX_BF16__)
+    if (kTiles) x = tiled_x(scratch, bytes);
+#endif
+    return x;
+  }
+  void place_x(char* scratch) override {
+    x_ = staged_x(scratch);
+    x_.scales = reinterpret_cast<float*>(scratch + value_bytes(p_.m, q_));
+    x_.sums = x_.scales + p_.m * q_.groups;
+  }
+
+  template <class T>
+  void stage_group(int64_t m, int64_t g) const {
+    if (q_.int8_x) {
+      quantize_group<T>(p_, q_, x_, m, g);
+    } else if (kTiles) {
+      copy_group(p_, q_, x_, m, g);
+    } else {
+      widen_group<T>(p_, q_, x_, m, g);
+    }
+  }
+  Product product() const { return Product(q_, x_); }
+
+  const Quantized q_;
+  StagedX x_;
+};
+
+template <class Product>
+std::unique_ptr<Job> job(const rk_linear_args& args, const Quantized& q, RowMaxima* maxima) {
+  return std::make_unique<CodesJob<Product>>(args, q, maxima);
 }
 
 template <template <int, bool> class Product>
-void run_kind(const Problem& p, const Quantized& q, const StagedX& x) {
-  if (q.int8_x) return q.bits == 8 ? run_product(p, Product<8, true>(q, x)) : run_product(p, Product<4, true>(q, x));
-  return q.bits == 8 ? run_product(p, Product<8, false>(q, x)) : run_product(p, Product<4, false>(q, x));
+std::unique_ptr<Job> job_of_kind(const rk_linear_args& args, const Quantized& q, RowMaxima* maxima) {
+  if (q.int8_x) return q.bits == 8 ? job<Product<8, true>>(args, q, maxima) : job<Product<4, true>>(args, q, maxima);
+  return q.bits == 8 ? job<Product<8, false>>(args, q, maxima) : job<Product<4, false>>(args, q, maxima);
 }
 
 }  // namespace
 
-void quantized(const rk_linear_args& args, RowMaxima* maxima) {
+std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima) {
   const Quantized q(*args.desc);
-  const int64_t m = Rows(*args.x).count, sums = m * q.groups * int64_t{sizeof(float)};
 #if defined(__AMX_BF16__)
   // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
+  const int64_t m = Rows(*args.x).count;
   const bool bf16_x = !q.int8_x && dtype_of(*args.x) == DType::bf16;
-  const bool tiles = q.int8_x ? m > kFewInt8Rows : bf16_x && m > kFewBf16Rows;
-#else
-  const bool tiles = false;
+  if (q.int8_x ? m > kFewInt8Rows : bf16_x && m > kFewBf16Rows) return job_of_kind<CodesAmx>(args, q, maxima);
+  if (bf16_x && q.bits == 8) return job<CodesOnVectors<8, false, true>>(args, q, maxima);
+  if (bf16_x) return job<CodesOnVectors<4, false, true>>(args, q, maxima);
 #endif
-  const int64_t row_bytes = q.kp * (q.int8_x ? 1 : tiles ? 2 : 4), values = round_up(m, 16) * row_bytes;
-  const Problem p = make_problem(args, maxima, q.block, values + 2 * sums);
-  StagedX x{p.staged, 16 * row_bytes, row_bytes, kLine, nullptr, nullptr};
-#if defined(__AMX_BF16__)
-  if (tiles) x = tiled_x(p.staged, row_bytes);
-#endif
-  x.scales = reinterpret_cast<float*>(p.staged + values);
-  x.sums = x.scales + m * q.groups;
-  stage(p, q, x, tiles);
-#if defined(__AMX_BF16__)
-  if (tiles) return run_kind<CodesAmx>(p, q, x);
-  if (bf16_x && q.bits == 8) return run_product(p, CodesOnVectors<8, false, true>(q, x));
-  if (bf16_x) return run_product(p, CodesOnVectors<4, false, true>(q, x));
-#endif
-  run_kind<CodesProduct>(p, q, x);
+  return job_of_kind<CodesProduct>(args, q, maxima);
 }
 
 }  // namespace radix::cpu::RK_ISA

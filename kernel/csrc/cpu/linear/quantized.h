@@ -1,11 +1,14 @@
 // What linear.cpp puts into the level's table for quantized weights.
 #pragma once
 
+#include <memory>
+
+#include "cpu/linear/jobs.h"
 #include "cpu/linear/kernels.h"
 
 namespace radix::cpu::RK_ISA {
 
-void quantized(const rk_linear_args& args, RowMaxima* maxima);
+std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima);
 void pack_quantized(const rk_pack_weight_args& args);
 void unpack_quantized(const rk_unpack_weight_args& args);
 void gather_quantized(const rk_embedding_args& args);

@@ -1,9 +1,13 @@
-// Packed experts on the CPU: rows gathered by expert, each expert's two products over all of its rows (the linear
-// family's, on all threads, so that its weights are read once), and a weighted sum over a token's rows.
+// Packed experts on the CPU: rows gathered by expert; the first products of all experts, each over all of its rows, so
+// that its weights are read once; the second ones; and a weighted sum over a token's rows. The threads share the
+// products of all experts as one list of tasks (cpu/linear/jobs.h).
+#include <deque>
 #include <vector>
 
+#include "api/linear.h"
 #include "api/packed_experts.h"
 #include "common/tensor.h"
+#include "cpu/linear/kernels.h"
 #include "cpu/moe/moe.h"
 #include "cpu/thread_pool.h"
 #include "radix_kernels/activation.h"
@@ -34,10 +38,34 @@ class Matrix {
   int64_t shape_[2], strides_[2];
 };
 
-// The status of an entry that was called from here; its text is already a full sentence.
-void check(rk_status status) {
-  if (status != RK_OK) fail(status, "%s", std::string(rk_last_error()).c_str());
-}
+// Products of some rows each, which run together.
+class Products {
+ public:
+  explicit Products(size_t most) {
+    descs_.reserve(most);
+    calls_.reserve(most);
+  }
+
+  // Rows `x` [count, k] by a weight -> `out` [count, columns], both of the type of `like`.
+  void add(const rk_packed_desc* desc, const rk_tensor* packed, const rk_tensor& like, char* x, char* out,
+           int64_t count, int64_t columns, int32_t gate) {
+    rk_linear_args args{sizeof args, desc};
+    args.x = matrices_.emplace_back(like, x, count, desc->k);
+    args.packed = packed;
+    args.out = matrices_.emplace_back(like, out, count, columns);
+    args.gate = gate;
+    calls_.push_back(checked_linear(&args, &descs_.emplace_back()));
+  }
+
+  void run() const {
+    if (!calls_.empty()) cpu::linear_kernels().products(calls_.data(), static_cast<int64_t>(calls_.size()), nullptr);
+  }
+
+ private:
+  std::deque<Matrix> matrices_;
+  std::vector<rk_packed_desc> descs_;  // never moved: calls point to them
+  std::vector<rk_linear_args> calls_;
+};
 
 class Experts {
  public:
@@ -47,8 +75,8 @@ class Experts {
   void run() {
     sort_by_expert();
     gather();
-    for (int e = 0; e < a_.num_experts; e++)
-      if (begin_[e] < begin_[e + 1]) products(a_.experts[e], begin_[e], begin_[e + 1] - begin_[e]);
+    gate_and_up();
+    down();
     sum();
   }
 
@@ -86,29 +114,40 @@ class Experts {
     });
   }
 
-  // The rows of one expert become its results.
-  void products(const rk_packed_expert& expert, int64_t first, int64_t count) const {
-    const Matrix rows(*a_.hidden_states, row(first), count, p_.hidden);
-    const Matrix gated(*a_.hidden_states, memory_ + p_.gated + first * p_.inner * p_.item, count, p_.inner);
-    if (p_.fused) {
-      linear(expert.w1_desc, expert.w1, rows, gated, RK_GATE_HALVES);
-    } else {
-      const Matrix both(*a_.hidden_states, memory_ + p_.gate_up + first * 2 * p_.inner * p_.item, count, 2 * p_.inner);
-      linear(expert.w1_desc, expert.w1, rows, both, RK_GATE_NONE);
-      const rk_gated_activation_args args{sizeof args, both, gated};
-      check(rk_silu_and_mul(&args, 0));
-    }
-    linear(expert.w2_desc, expert.w2, gated, rows, RK_GATE_NONE);
+  // Calls fn(expert, its first row, its rows) for each expert that has rows.
+  template <class Fn>
+  void for_experts(const Fn& fn) const {
+    for (int e = 0; e < a_.num_experts; e++)
+      if (begin_[e] < begin_[e + 1]) fn(a_.experts[e], begin_[e], begin_[e + 1] - begin_[e]);
+  }
+  char* gated(int64_t place) const { return memory_ + p_.gated + place * p_.inner * p_.item; }
+
+  // silu(gate) * up of all rows.
+  void gate_and_up() const {
+    const rk_tensor& like = *a_.hidden_states;
+    const int64_t columns = p_.fused ? p_.inner : 2 * p_.inner;
+    char* const to = memory_ + (p_.fused ? p_.gated : p_.gate_up);
+    Products products(a_.num_experts);
+    for_experts([&](const rk_packed_expert& expert, int64_t first, int64_t count) {
+      products.add(expert.w1_desc, expert.w1, like, row(first), to + first * columns * p_.item, count, columns,
+                   p_.fused ? RK_GATE_HALVES : RK_GATE_NONE);
+    });
+    products.run();
+    if (p_.fused) return;
+    const Matrix both(like, to, begin_.back(), columns), out(like, gated(0), begin_.back(), p_.inner);
+    const rk_gated_activation_args args{sizeof args, both, out};
+    const rk_status status = rk_silu_and_mul(&args, 0);
+    if (status != RK_OK) fail(status, "%s", std::string(rk_last_error()).c_str());
   }
 
-  static void linear(const rk_packed_desc* desc, const rk_tensor* packed, const rk_tensor* x, const rk_tensor* out,
-                     int32_t gate) {
-    rk_linear_args args{sizeof args, desc};
-    args.x = x;
-    args.packed = packed;
-    args.out = out;
-    args.gate = gate;
-    check(rk_linear(&args, 0));
+  // All rows become the results of their experts.
+  void down() const {
+    Products products(a_.num_experts);
+    for_experts([&](const rk_packed_expert& expert, int64_t first, int64_t count) {
+      products.add(expert.w2_desc, expert.w2, *a_.hidden_states, gated(first), row(first), count, p_.hidden,
+                   RK_GATE_NONE);
+    });
+    products.run();
   }
 
   void sum() const {

@@ -1,0 +1,255 @@
+"""Lowering: the layers of a decoder as records of the wheel's ops (`ops.Decoder`), in the order and
+with the bits of the modules' own `forward`."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..memory.kv_pool import KVPool
+from .attention import Attention
+from .base import Fusible
+from .mlp import GatedMLP
+from .moe import Experts, SparseMoe
+from .norm import AllHeadsRMSNorm, RMSNorm
+from .router import GroupedGate, SigmoidGate, SoftmaxGate
+
+_GATE_UNIT = 16  # gate and up in multiples of it are one product
+
+
+def lower(layers: list[Any], norm: Any, pool: KVPool, dtype: torch.dtype) -> ops.Decoder:
+    """The layers and the last norm of a model that computes in `dtype`. Raises NotImplementedError
+    where the wheel's ops would not give what the modules give: other modules, weights or a cache
+    that they do not take, no CPU library."""
+    _require_fusible(norm, RMSNorm)
+    program = _Program(norm.weight.shape[0], dtype)
+    for layer in layers:
+        _require_fusible(layer, Fusible)
+        program.attend(layer, pool)
+        program.feed_forward(layer)
+    program.norm(program.residual, norm, program.residual)
+    return program.decoder()
+
+
+class _Program:
+    """The records so far, and the buffers that they name. `residual`: the stream that blocks add
+    to, which the call's `hidden` is."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        self._dtype = str(dtype).removeprefix("torch.")
+        self._size = hidden_size
+        self._ops: list[ops.DecoderOp] = []
+        self._buffers: dict[tuple[str, int, str], ops.Columns] = {}
+        self.residual = self._buffer("residual", hidden_size)
+
+    def decoder(self) -> ops.Decoder:
+        """What runs the records."""
+        buffers = [(columns, dtype) for _, columns, dtype in self._buffers]
+        return ops.Decoder(buffers, self._ops)
+
+    def attend(self, layer: Any, pool: KVPool) -> None:
+        """residual += attention of the normed residual."""
+        attention = layer.self_attn
+        _require_fusible(attention, Attention)
+        if attention.scales_queries:
+            raise NotImplementedError("scores are scaled by position")
+        spec = attention.spec
+        cache = _cache(pool, spec.layer_id, self._dtype)
+        x = self._normed(layer.input_layernorm)
+        qkv = self._buffer("qkv", sum(attention.qkv_proj.sizes))
+        self._linear(x, attention.qkv_proj, qkv)
+        q, k, v = _split(qkv, attention.qkv_proj.sizes)
+        q_norm = attention.q_norm
+        k_norm = attention.k_norm
+        if attention.norms_all_heads:
+            q = self._over_all_heads(q, q_norm, "q")
+            k = self._over_all_heads(k, k_norm, "k")
+            q_norm = None
+            k_norm = None
+        self._ops.append(
+            ops.RopeStoreOp(
+                q=q,
+                k=k,
+                v=v,
+                cache=cache,
+                q_norm=None if q_norm is None else q_norm.weight,
+                k_norm=None if k_norm is None else k_norm.weight,
+                eps=attention.eps,
+                cos_sin_cache=attention.rotary,
+                is_neox=not attention.interleaved,
+            )
+        )
+        attended = self._buffer("attended", q.count)
+        self._ops.append(
+            ops.AttentionOp(
+                q=q,
+                out=attended,
+                cache=cache,
+                softmax_scale=spec.scale,
+                softcap=spec.softcap or 0.0,
+                sinks=spec.sinks,
+                window_left=-1 if spec.window is None else spec.window - 1,
+            )
+        )
+        self._add_product(attended, attention.o_proj, layer.post_self_attn_layernorm)
+
+    def feed_forward(self, layer: Any) -> None:
+        """residual += feed-forward of the normed residual."""
+        block = layer.mlp
+        x = self._normed(layer.post_attention_layernorm)
+        if isinstance(block, SparseMoe):
+            self._add(self._mixture(x, block), layer.post_mlp_layernorm)
+            return
+        gated = self._gated(x, block)
+        self._add_product(gated, block.down_proj, layer.post_mlp_layernorm)
+
+    def norm(self, x: ops.Columns, module: Any, out: ops.Columns) -> None:
+        """out = the norm of x."""
+        self._ops.append(ops.NormOp(x=x, out=out, weight=module.weight, eps=module.eps))
+
+    def _buffer(self, name: str, columns: int, dtype: str | None = None) -> ops.Columns:
+        """All columns of a buffer; one of each name, size and type."""
+        key = (name, columns, dtype or self._dtype)
+        return self._buffers.setdefault(key, ops.Columns(len(self._buffers), 0, columns))
+
+    def _normed(self, norm: Any) -> ops.Columns:
+        """The input of a block: the residual, normed where there is a norm."""
+        if norm is None:
+            return self.residual
+        _require_fusible(norm, RMSNorm)
+        normed = self._buffer("normed", self._size)
+        self.norm(self.residual, norm, normed)
+        return normed
+
+    def _over_all_heads(self, x: ops.Columns, norm: Any, name: str) -> ops.Columns:
+        if type(norm) is not AllHeadsRMSNorm:
+            raise NotImplementedError("the norm of all heads is another module")
+        out = self._buffer(name, x.count)
+        self.norm(x, norm, out)
+        return out
+
+    def _linear(self, x: ops.Columns, linear: Any, out: ops.Columns, **options: Any) -> None:
+        weight = _packed(linear)
+        record = ops.LinearOp(x=x, out=out, weight=weight, bias=linear.bias, **options)
+        self._ops.append(record)
+
+    def _gated(self, x: ops.Columns, mlp: Any) -> ops.Columns:
+        """act(gate(x)) * up(x)."""
+        _require_fusible(mlp, GatedMLP)
+        projection = mlp.gate_up_proj
+        width = sum(projection.sizes) // 2
+        gated = self._buffer("gated", width)
+        if mlp.activation == "silu" and projection.bias is None and width % _GATE_UNIT == 0:
+            self._linear(x, projection, gated, gate="silu")
+            return gated
+        both = self._buffer("gate_up", 2 * width)
+        self._linear(x, projection, both)
+        self._ops.append(ops.GatedActivationOp(x=both, out=gated, activation=mlp.activation))
+        return gated
+
+    def _mixture(self, x: ops.Columns, moe: Any) -> ops.Columns:
+        """The experts' sum, and the shared expert's."""
+        _require_fusible(moe, SparseMoe)
+        if moe.shared_expert_gate is not None:
+            raise NotImplementedError("the shared expert is gated")
+        weights, ids = self._route(x, moe.gate)
+        out = self._buffer("out", self._size)
+        packed = _experts(moe.experts)
+        record = ops.ExpertsOp(x=x, weights=weights, ids=ids, out=out, experts=packed)
+        self._ops.append(record)
+        if moe.shared_expert is not None:
+            shared = self._buffer("shared", self._size)
+            gated = self._gated(x, moe.shared_expert)
+            self._linear(gated, moe.shared_expert.down_proj, shared)
+            self._ops.append(ops.AddOp(out.buffer, shared.buffer))
+        return out
+
+    def _route(self, x: ops.Columns, gate: Any) -> tuple[ops.Columns, ops.Columns]:
+        settings = _router(gate)
+        is_wide = not isinstance(gate, SoftmaxGate)
+        experts = sum(gate.sizes)
+        logits = self._buffer("logits", experts, "float32" if is_wide else None)
+        weights = self._buffer("weights", gate.top_k, "float32")
+        ids = self._buffer("ids", gate.top_k, "int32")
+        self._linear(x, gate, logits)
+        self._ops.append(ops.RouteOp(logits=logits, weights=weights, ids=ids, **settings))
+        return weights, ids
+
+    def _add_product(self, x: ops.Columns, linear: Any, out_norm: Any) -> None:
+        """residual += the product of x, normed where there is a norm."""
+        if out_norm is None:
+            self._linear(x, linear, self.residual, residual=self.residual)
+            return
+        out = self._buffer("out", self._size)
+        self._linear(x, linear, out)
+        self._add(out, out_norm)
+
+    def _add(self, out: ops.Columns, out_norm: Any) -> None:
+        """residual += out, normed where there is a norm."""
+        if out_norm is not None:
+            _require_fusible(out_norm, RMSNorm)
+            self.norm(out, out_norm, out)
+        self._ops.append(ops.AddOp(self.residual.buffer, out.buffer))
+
+
+def _router(gate: Any) -> dict[str, Any]:
+    """The settings of the op that chooses experts."""
+    router = gate.router
+    if type(gate) is SoftmaxGate:
+        return {"router": "softmax", "renormalize": router.renormalize}
+    if type(gate) is SigmoidGate:
+        return {"router": "sigmoid", "bias": gate.e_score_correction_bias}
+    if type(gate) is GroupedGate:
+        return {
+            "router": "grouped",
+            "bias": gate.e_score_correction_bias,
+            "groups": router.num_groups,
+            "top_groups": router.top_groups,
+            "scaling": router.scaling,
+        }
+    raise NotImplementedError(f"{type(gate).__name__} is no op of the wheel")
+
+
+def _experts(experts: Any) -> ops.PackedExperts:
+    packed = experts.packed() if type(experts) is Experts and experts.is_whole else None
+    if packed is None:
+        raise NotImplementedError("the experts are not packed together")
+    return packed
+
+
+def _cache(pool: KVPool, layer_id: int, dtype: str) -> ops.LayerCache:
+    k = pool.k[layer_id]
+    if str(k.dtype) not in (f"torch.{dtype}", "torch.int8"):
+        raise NotImplementedError("the cache is of another type")
+    return ops.LayerCache(
+        k=k,
+        v=pool.v[layer_id],
+        k_scale=pool.k_scale.get(layer_id),
+        v_scale=pool.v_scale.get(layer_id),
+    )
+
+
+def _split(columns: ops.Columns, sizes: list[int]) -> list[ops.Columns]:
+    """Neighbouring columns of these sizes."""
+    found = []
+    first = columns.first
+    for size in sizes:
+        found.append(ops.Columns(columns.buffer, first, size))
+        first += size
+    return found
+
+
+def _packed(linear: Any) -> ops.PackedWeight:
+    """The weight of a linear layer."""
+    if not isinstance(linear, SoftmaxGate | SigmoidGate | GroupedGate):  # _router knows these
+        _require_fusible(linear, Fusible)
+    weight: ops.PackedWeight | None = linear.method.packed_weight(linear)
+    if weight is None:
+        raise NotImplementedError("the method of a linear layer is more than a packed weight")
+    return weight
+
+
+def _require_fusible(module: nn.Module, kind: type[Fusible]) -> None:
+    if not isinstance(module, kind) or not module.fusible:
+        raise NotImplementedError(f"{type(module).__name__} has a forward of its own")
