@@ -14,8 +14,7 @@ from .attention import merge_state as merge_state
 from .capabilities import capabilities as capabilities
 from .comm import GpuCommunicator as GpuCommunicator
 from .comm import ShmCommunicator as ShmCommunicator
-from .decoder import DecoderLayer as DecoderLayer
-from .decoder import DenseDecoder as DenseDecoder
+from .decoder import Decoder as Decoder
 from .formats import unpack_awq as unpack_awq
 from .formats import unpack_gptq as unpack_gptq
 from .fused_rope import fused_qk_norm_rope_store as fused_qk_norm_rope_store
