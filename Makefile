@@ -62,7 +62,7 @@ lint: $(TEST_PACKAGES)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) tools/style_lint.py
-	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench examples/plugin_model examples/plugin_quantization
+	$(RUN) -m mypy kernel/python/radix_kernels runtime/radix_runtime bench tests tools examples/plugin_model examples/plugin_quantization
 	find kernel tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 # TESTS="tests/runtime" or other paths: those alone. Two stages: independent tests in WORKERS processes, a file in one of them;

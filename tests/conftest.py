@@ -17,7 +17,6 @@ LONGEST = (
     "test_isa.py",
     "test_families.py",
     "test_memcheck.py",
-    "test_triton_compile.py",
     "test_checkpoint_formats.py",
     "test_bits.py",
 )

@@ -173,7 +173,8 @@ def test_the_library_s_numbers_are_those_of_the_headers(headers, tmp_path):
     """What it passes to HIP or takes from it; the stand-in has the same."""
     source = tmp_path / "constants.cpp"
     source.write_text('#include "rocm/hip_check.h"\n')
-    command = [library.compiler(), "-std=c++17", "-fsyntax-only", "-w", "-D__HIP_PLATFORM_AMD__"]
+    compiler = library.compiler() or "c++"
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-w", "-D__HIP_PLATFORM_AMD__"]
     command += ["-D__HIP_PLATFORM_HCC__", f"-I{library.ROOT / 'kernel/csrc'}"]
     subprocess.run([*command, f"-isystem{headers}", source], check=True)
 

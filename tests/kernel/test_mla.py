@@ -189,8 +189,8 @@ def test_maxima_that_move(heads, fp8, rises, rng):
             rk.reference.pack_mla_tokens(*split(x.to(torch.bfloat16)))
             for x in (case.args[2], *case.tokens)
         )
-        tokens = [rk.reference.unpack_mla_cache(x, torch.float64) for x in stored]
-        case = Case((*case.args[:2], packed, *case.args[3:]), tokens)
+        unpacked = [rk.reference.unpack_mla_cache(x, torch.float64) for x in stored]
+        case = Case((*case.args[:2], packed, *case.args[3:]), unpacked)
     run(case)
 
 

@@ -252,16 +252,16 @@ def test_a_graph_of_the_op_serves_other_inputs(name, stream):
         return as_list(case.call(*given))
 
     step_graphs.run(name, work)  # what the first call of a kernel does happens here
-    for x, fresh in zip(held, case.make(Inputs(1)), strict=True):
-        x.copy_(fresh)
+    for x, values in zip(held, case.make(Inputs(1)), strict=True):
+        x.copy_(values)
     step_graphs.capturing = True
     before = [x.clone() for x in held]
     step_graphs.run(name, work)
     assert len(step_graphs) == 1
     # It ran once before it was captured, and the capture itself executed nothing.
     first = eager(case, before)
-    for got, expected in zip(held, first, strict=False):
-        assert torch.equal(bits(got), bits(expected))
+    for got, want in zip(held, first, strict=False):
+        assert torch.equal(bits(got), bits(want))
     step_graphs.capturing = False
     results = step_graphs.run(name, work)  # the graph's own, from now on
     for seed in (2, 3):

@@ -19,6 +19,11 @@ TARGETS = {"gfx942": 65536, "gfx950": 65536, "sm_90": 232448}  # bytes of shared
 
 need_triton()
 
+pytestmark = [
+    pytest.mark.builds(),
+    pytest.mark.timeout(900),  # 40 s of CPU for the first of each module
+]
+
 
 # All targets in one process: torch and Triton take longer to load than a kernel to compile.
 @functools.lru_cache
@@ -31,7 +36,7 @@ def _compiled(module: str, *targets: str) -> list[dict]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=880,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]

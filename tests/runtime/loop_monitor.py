@@ -35,7 +35,7 @@ class LoopMonitor:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._original = asyncio.Handle._run  # type: ignore[attr-defined]
+        self._original = asyncio.Handle._run
         self._thread = 0  # of the loop, known from its first callback on
         self._pause_began = 0.0
         self.reset()
@@ -61,12 +61,12 @@ class LoopMonitor:
             original(handle)
             monitor._note(what, time.thread_time() - cpu, time.perf_counter() - wall)
 
-        asyncio.Handle._run = run  # type: ignore[attr-defined]
+        asyncio.Handle._run = run  # type: ignore[assignment]
         gc.callbacks.append(self._on_collection)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.Handle._run = self._original  # type: ignore[attr-defined]
+        asyncio.Handle._run = self._original
         gc.callbacks.remove(self._on_collection)
 
     def _note(self, what: Any, cpu: float, wall: float) -> None:

@@ -78,7 +78,7 @@ def case(name: str, form: str, message: str, **changes: Any) -> Bad:
     return Bad(name=name, form=form, message=message, **changes)
 
 
-def without(*keys: str) -> Callable[[q.Tensors], None]:
+def without(*keys: str) -> Callable[[q.Tensors], Any]:
     return lambda tensors: [tensors.pop(key) for key in keys] and None
 
 

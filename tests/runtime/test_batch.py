@@ -243,17 +243,17 @@ def test_padded_plans(page_size: int) -> None:
             tokens = rng.choice([plan.num_tokens, plan.num_tokens + 1, MAX_TOKENS])
             samples = rng.randint(int(plan.num_samples.sum()), MAX_BATCH)
             shape = StepShape(tokens=tokens, entries=MAX_BATCH, samples=samples, has_chunks=True)
-        shape = rng.choice([None, shape, shape])
-        rows.load(batch, plan, shape=shape)
-        check(batch, plan, rows, shape)
+        chosen = rng.choice([None, shape, shape])
+        rows.load(batch, plan, shape=chosen)
+        check(batch, plan, rows, chosen)
 
 
 def test_addresses_never_change() -> None:
     rng = random.Random(0)
     batch, rows = make(16), Rows(rng, 16)
-    names = ("input_ids", "positions", "slot_mapping", "cu_seqlens_q", "kv_lens", "page_table")
-    names += ("logit_rows", "sample_rows", "grow_rows", "cu_samples", "rows")
-    names += ("decode_cu_seqlens", "chunk_cu_seqlens", "sample_positions")
+    names = ["input_ids", "positions", "slot_mapping", "cu_seqlens_q", "kv_lens", "page_table"]
+    names += ["logit_rows", "sample_rows", "grow_rows", "cu_samples", "rows"]
+    names += ["decode_cu_seqlens", "chunk_cu_seqlens", "sample_positions"]
     seen = set()
     for step in range(10):
         rows.load(batch, rows.plan(step))

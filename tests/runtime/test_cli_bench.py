@@ -28,10 +28,10 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
         assert first == second and result.returncode == 0
         report = tmp_path / "bench.json"
         workload = "--num-prompts 6 --input-len 20:40 --output-len 5:9 --prefix-len 16".split()
-        argv = ("bench", "serve", "--url", server.url, *workload, "--json", str(report))
+        command = ("bench", "serve", "--url", server.url, *workload, "--json", str(report))
         runs = []
         for options in ("--max-concurrency 3", "--clients 2", "--backend sglang", "--slo ttft:0.1"):
-            result = radix(*argv, *options.split())
+            result = radix(*command, *options.split())
             assert result.returncode == 0, result.stdout + result.stderr
             runs.append(json.loads(report.read_text()))
     lengths = LengthsWorkload("", random_lengths(num_prompts=6, input_len=(20, 40)))

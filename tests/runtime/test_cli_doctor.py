@@ -12,6 +12,7 @@ import torch
 from radix_kernels import _loader
 from radix_runtime import ops
 from radix_runtime.cli import doctor, main
+from radix_runtime.cli.doctor_facts import Problem
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
 from tests.runtime.command import Run
@@ -34,8 +35,8 @@ def test_columns_stand_below_one_another(here: Run) -> None:
 def test_doctor_says_it_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> Iterator[doctor.Problem]:
-        yield doctor.Problem("a [/b] c", "pip install x[y]")
+    def broken() -> Iterator[Problem]:
+        yield Problem("a [/b] c", "pip install x[y]")
         raise ImportError("no [bold] symbol", name="radix_kernels")
 
     for section in ("_kernels", "_machine", "_gpu"):
@@ -59,13 +60,13 @@ def test_doctor_tells_wheels_that_are_installed_over_one_another(
         (folder / "METADATA").write_text(f"Name: radix-kernels-{backend}\nVersion: 0.1.0\n")
     monkeypatch.setattr(_loader, "_FOLDER", tmp_path / "radix_kernels")
 
-    def refused() -> Iterator[doctor.Problem]:
+    def refused() -> Iterator[Problem]:
         # ops.py passes on what the kernel package says.
         try:
             _loader._refuse_siblings()
         except ImportError as error:
             raise ConfigError(str(error)) from None
-        yield doctor.Problem("not", "refused")
+        yield Problem("not", "refused")
 
     for section in ("_machine", "_gpu"):
         monkeypatch.setattr(doctor, section, lambda: iter(()))

@@ -73,7 +73,7 @@ def test_response_format(route: Any) -> None:
 
 @pytest.mark.parametrize("route", [chat, completion, generate])
 def test_whitespace_of_a_request(route: Any) -> None:
-    fields = {"json": {}, "whitespace_pattern": " ?"}
+    fields: dict[str, Any] = {"json": {}, "whitespace_pattern": " ?"}
     assert route(structured_outputs=fields).whitespace == " ?"
     fields = {"json": {}, "disable_any_whitespace": True}
     assert route(structured_outputs=fields).whitespace == ""

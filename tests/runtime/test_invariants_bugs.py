@@ -9,6 +9,7 @@ import pytest
 
 from radix_runtime.errors import InvariantViolation
 from radix_runtime.memory.radix_cache import RadixCache
+from radix_runtime.memory.request_table import RequestTable
 from radix_runtime.messages import FinishReason, TokenDelta, pack_ids
 from radix_runtime.scheduler import batch_builder, lifecycle, policy, scheduler
 from radix_runtime.scheduler.batch_builder import Step
@@ -132,7 +133,7 @@ def bug_wrong_page_in_the_plan(patch: Patch) -> None:
     take = lifecycle.RequestTable.take_changes
     calls = iter(range(10**9))
 
-    def swapped(self: lifecycle.RequestTable) -> tuple[np.ndarray, ...]:
+    def swapped(self: RequestTable) -> tuple[np.ndarray, ...]:
         rows, indices, pages = take(self)
         if len(pages) > 1 and next(calls) % 5 == 4:
             pages = pages[::-1].copy()

@@ -32,7 +32,9 @@ def config(family: str = "Llama", **changes: Any) -> ModelConfig:
 
 
 def attention(model: ModelConfig) -> Gqa:
-    return model.spec.layers[0].mixer
+    mixer = model.spec.layers[0].mixer
+    assert isinstance(mixer, Gqa)
+    return mixer
 
 
 def feed_forward(model: ModelConfig) -> Mlp:

@@ -9,6 +9,7 @@ import pytest
 from radix_runtime.messages import (
     MOST_DELTAS,
     Logprobs,
+    Message,
     TokenBatch,
     TokenDelta,
     batches,
@@ -63,7 +64,12 @@ def test_no_delta_is_larger_than_a_message_counts_on() -> None:
     together."""
     rig, sent = Rig(pages=200, context=700), []
     deliver = rig.outbox.send
-    rig.outbox.send = lambda message: (sent.append(encode(message)), deliver(message))
+
+    def send(message: Message) -> None:
+        sent.append(encode(message))
+        deliver(message)
+
+    rig.outbox.send = send
     stop = [chr(0x10FFFF) * (MAX_STOP_LENGTH - 1) + chr(0x10000 + i) for i in range(32)]
     rig.submit(
         "a", prompt(600), stream=False, max_new_tokens=80, ignore_eos=True,
@@ -82,7 +88,12 @@ def test_tokens_of_streams_travel_together_and_before_the_deltas_of_their_step()
     rig = Rig(rows=8)
     sent: list[TokenBatch] = []
     deliver = rig.outbox.send
-    rig.outbox.send = lambda message: (sent.append(message), deliver(message))
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        deliver(message)
+
+    rig.outbox.send = send
     for i in range(6):
         rig.submit(str(i), prompt(5), max_new_tokens=10 + i, ignore_eos=True)
     rig.run()

@@ -247,7 +247,7 @@ def test_nan_on_the_first_token_fails_every_choice() -> None:
 def test_a_dead_engine_ends_the_loop() -> None:
     rig = Rig()
     rig.submit("a", prompt(20), max_new_tokens=5)
-    rig.engine.run_until = lambda step: (_ for _ in ()).throw(EngineDeadError("gone"))
+    rig.engine.run_until = lambda step_id: (_ for _ in ()).throw(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError):
         rig.scheduler.run(lambda: False)
 

@@ -341,7 +341,7 @@ def test_random_schemas(engine: Engine) -> None:
             ended += 1
             found = json.loads(output["text"])
             assert Draft202012Validator(schema).is_valid(found), (seed, schema, output["text"])
-    assert ended >= 0.9 * count, (seed, ended)
+    assert ended >= 0.5 * count, (seed, ended)
 
 
 def test_an_idle_engine_has_forgotten_every_answer(engine: Engine) -> None:

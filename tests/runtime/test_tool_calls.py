@@ -15,7 +15,7 @@ from tests.runtime.tool_templates import HERMES
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Weather?"}
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",

@@ -20,7 +20,9 @@ ERROR_SECONDS = 2.0  # until the last open request has its error
 EXIT_SECONDS = 5.0  # until every process has gone
 STEP_TIMEOUT = 3
 LONG_PROMPT = "the quick brown fox " * 250  # 1,750 tokens
-ROLES = {1: ("supervisor", "radix: api", "radix: scheduler", "radix: detokenizer")}
+ROLES: dict[int, tuple[str, ...]] = {
+    1: ("supervisor", "radix: api", "radix: scheduler", "radix: detokenizer")
+}
 ROLES[2] = ("supervisor", "radix: scheduler", "radix: rank 1")
 Case = tuple[str, int, str, str]  # name, ranks, role or signals, phase
 PHASES = ("idle", "prefill", "decode")
