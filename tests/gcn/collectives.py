@@ -12,8 +12,9 @@ import torch
 
 from radix_kernels import reference
 from radix_kernels.comm import GpuCommunicator, ShmCommunicator
-from tests.gcn import arrays
+from tests.gcn import arrays, graphs
 from tests.gcn.arrays import Array
+from tests.gcn.graphs import Recorder, StreamArray
 
 MAX_BYTES = 1 << 17
 SIZES = (1, 13, 1024, 70_000)  # the last takes several launches
@@ -90,16 +91,35 @@ def check_norm(r: Rank) -> int:
     return count
 
 
+def check_graph(r: Rank) -> int:
+    """A captured sum serves other values: what ranks tell each other follows from device memory."""
+    shape = (1000,)
+    with graphs.streams() as stream:
+        x = torch.zeros(shape, dtype=torch.bfloat16)
+        given = StreamArray(x, r.rank)
+        r.gpu.all_reduce(given)
+        replay, _ = Recorder(stream).record(lambda: r.gpu.all_reduce(given))
+        for seed in (1, 2):
+            g = torch.Generator().manual_seed(seed)
+            everybodys = torch.randn(r.world, *shape, generator=g).bfloat16()
+            x.copy_(everybodys[r.rank])
+            replay()
+            want = reference.all_reduce(everybodys, compute_dtype=torch.float32)
+            assert torch.equal(x, want), seed
+    return 2
+
+
 def main() -> None:
     torch.set_num_threads(1)
     r = Rank(rank=int(sys.argv[1]), world=int(sys.argv[2]), path=sys.argv[3])
     sums = check_sums(r)
     moved = check_gather_and_scatter(r)
     norms = check_norm(r)
+    replays = check_graph(r)
     r.gpu.check()
     r.shm.barrier()
     r.gpu.close()
-    print(f"{sums} sums, {moved} gathered or scattered, {norms} norms")
+    print(f"{sums} sums, {moved} gathered or scattered, {norms} norms, {replays} replays")
 
 
 if __name__ == "__main__":

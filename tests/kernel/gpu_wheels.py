@@ -26,7 +26,7 @@ FOLDER = ROOT / "build/test-wheels"
 # A release has CUDA code for all of these; compiling it takes ten minutes on two idle cores.
 RELEASE = ("sm_80", "sm_89", "sm_90a", "sm_100")
 CUDA_CODE = RELEASE if os.environ.get("RADIX_TEST_FULL") else ("sm_90a",)
-_ARCHS = {
+ARCHS = {
     "cuda": ";".join(f"{arch.removeprefix('sm_')}-real" for arch in CUDA_CODE) + ";80-virtual",
     "rocm": "",
 }
@@ -50,7 +50,7 @@ def start(backend: str) -> None:
         "--dist",
         str(FOLDER),
         "--archs",
-        _ARCHS[backend],
+        ARCHS[backend],
     ]
     if nice := shutil.which("nice"):
         command = [nice, "-n", "19", *command]

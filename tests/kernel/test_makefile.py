@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.kernel import gpu_wheels
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.cpu_only
@@ -90,6 +92,17 @@ def test_a_wheel_is_of_the_families_and_targets_that_are_named(make):
     assert [line.rstrip() for line in make("wheel", BACKEND="cuda")] == [start]
     (line,) = make("wheel", BACKEND="cuda", FAMILIES="gemm norm", ARCHS="90a-real")
     assert line == f"{start} --archs 90a-real --families gemm norm"
+
+
+def test_the_executor_runs_the_library_that_test_builds_has_compiled(make, tmp_path):
+    """Of the same chips, so that CI compiles it once."""
+    commands = make("test-rocm", ROCM_SIM=str(tmp_path), REQUIRE="")
+    (build,) = (line for line in commands if "build_wheel.py" in line)
+    assert f"rocm --jobs 2 --archs {gpu_wheels.ARCHS['rocm']} --dist" in build
+    tests = commands[-1].split()
+    assert "--device rocm-sim" in commands[-1]
+    files = [name for name in tests if name.startswith("tests/")]
+    assert len(files) >= 15 and all((ROOT / name).is_file() for name in files)
 
 
 def test_the_kept_build_folder_is_told_every_setting(tmp_path):

@@ -18,7 +18,7 @@ from tests.gcn import library as stand_in
 from tests.kernel import gpu_objects, gpu_wheels
 
 pytestmark = [
-    pytest.mark.gpu_wheel("rocm"),
+    pytest.mark.builds("rocm"),
     pytest.mark.timeout(4800),
     pytest.mark.skipif(
         not (stand_in.compiler() and stand_in.objdump()),

@@ -50,7 +50,7 @@ def test_collectives_between_processes(world):
         ]
         said = [process.communicate(timeout=550)[0] for process in ranks]
     assert all(process.returncode == 0 for process in ranks), said
-    assert said == ["24 sums, 6 gathered or scattered, 6 norms\n"] * world
+    assert said == ["24 sums, 6 gathered or scattered, 6 norms, 2 replays\n"] * world
 
 
 SUM = Mutant(r"v_add_f32_e32 (.*)", r"v_sub_f32_e32 \1")

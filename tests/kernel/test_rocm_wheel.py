@@ -115,6 +115,12 @@ def test_nothing_of_hip_is_linked(library):
     assert not [name for name in symbols if "hip" in name.lower()]
 
 
+def test_sonames_of_rocm_6_to_10(library):
+    """What the library looks for: HIP 6's and 7's, which is ROCm 10's too."""
+    sonames = set(re.findall(rb"libamdhip64\.so\.\d+", library.read_bytes()))
+    assert sonames == {b"libamdhip64.so.6", b"libamdhip64.so.7"}
+
+
 def test_import_without_hip(library, monkeypatch):
     monkeypatch.setenv("RADIX_LIBHIP", "/nowhere/libamdhip64.so.7")
     facts = gpu_objects.importable(library.parents[2])

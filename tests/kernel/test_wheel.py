@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION = (ROOT / "kernel" / "VERSION").read_text().strip()
 TAG = "py3-none-manylinux_2_34_x86_64"
 NEEDED = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2"}
-LIMITS_MB = {"cpu": 15, "cuda": 100, "rocm": 100}
+LIMITS_MB = {"cpu": 15, "cuda": 100, "rocm": 60}
 ONE_GPU_MB = 40  # a CUDA wheel with machine code for one architecture
 REQUIRED = {"cuda": "cuda", "rocm": "hip"}  # what REQUIRE calls a backend
 
