@@ -173,7 +173,7 @@ RK_SHIM Status hipDeviceGetAttribute(int* value, int attribute, int device) {
 // struct of 1,472 bytes, which may grow, with the name at 1,160.
 RK_SHIM bool rk_hip_arch_name(int device, char* name, size_t bytes) {
   constexpr size_t kRoom = 8192, kArchName = 1160;
-  alignas(16) static char properties[kRoom];
+  alignas(16) char properties[kRoom];
   if (forward<void*, int>("hipGetDevicePropertiesR0600", static_cast<void*>(properties), device)) return false;
   const size_t length = std::min(std::strcspn(properties + kArchName, ":"), bytes - 1);
   std::memcpy(name, properties + kArchName, length);

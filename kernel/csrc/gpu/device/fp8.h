@@ -23,6 +23,11 @@ struct e4m3fnuz {
 };
 static_assert(sizeof(e4m3) == 1 && sizeof(e4m3fnuz) == 1);
 
+namespace backend {
+// The FP8 format of a GPU's instructions, as NativeE4m3 below.
+DType native_fp8(rk_device device);
+}  // namespace backend
+
 namespace gpu {
 
 // The byte of x, in integer arithmetic: for GPUs without the instruction.
@@ -99,19 +104,24 @@ __device__ inline void divide(float (&v)[N], float scale) {
   }
 }
 
-// The format of this backend's GPUs.
+// The format of the chip that the code is compiled for. On AMD it is one type in host code and for every target, so that
+// a kernel has one name: fnuz on gfx94x, OCP's elsewhere.
 #if defined(__HIP__)
-using NativeE4m3 = e4m3fnuz;
-constexpr DType kNativeE4m3 = DType::f8e4m3fnuz;
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
+struct NativeE4m3 : e4m3fnuz {};
+#else
+struct NativeE4m3 : e4m3 {};
+#endif
 #else
 using NativeE4m3 = e4m3;
-constexpr DType kNativeE4m3 = DType::f8e4m3;
 #endif
 
+// Fails unless x has the FP8 format of its GPU.
 inline void require_native_fp8(const char* op, const char* name, const rk_tensor& x) {
-  if (dtype_of(x) != kNativeE4m3)
-    fail(RK_UNSUPPORTED, "%s: %s has another dtype than this library's GPUs, %s", op, name,
-         kNativeE4m3 == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz");
+  const DType expected = backend::native_fp8(x.device);
+  if (dtype_of(x) == expected) return;
+  const char* text = expected == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz";
+  fail(RK_UNSUPPORTED, "%s: %s has another dtype than this GPU's FP8, %s", op, name, text);
 }
 
 }  // namespace gpu
