@@ -80,7 +80,8 @@ if(RADIX_ROCM_PATH STREQUAL "/usr" AND EXISTS ${_bitcode})
         -emit-llvm -c ${_links}/isa_${_number}.c -o ${_constant} COMMAND_ERROR_IS_FATAL ANY)
     endif()
   endforeach()
-  list(APPEND _device_flags --rocm-device-lib-path=${_links})
+  # Its HIP headers take their fences from a library that clang 20 and later no longer link by themselves.
+  list(APPEND _device_flags --rocm-device-lib-path=${_links} -Xclang -mlink-builtin-bitcode -Xclang ${_links}/hip.bc)
 endif()
 
 include(cmake/RadixGpu.cmake)
@@ -95,7 +96,7 @@ foreach(source ${RADIX_GPU_SOURCES})
     set(_part hip/${_name}.${arch}.co)
     add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/${_part}
       COMMAND ${_compiler_${arch}} ${_flags} ${_device_flags} --offload-arch=${arch}
-        -MD -MF ${_part}.d -MT ${_part} -c ${source} -o ${_part}
+        -Xclang -dependency-file -Xclang ${_part}.d -Xclang -MT -Xclang ${_part} -c ${source} -o ${_part}
       DEPENDS ${source} DEPFILE ${CMAKE_BINARY_DIR}/${_part}.d WORKING_DIRECTORY ${CMAKE_BINARY_DIR}
       COMMENT "HIP ${_name} [${arch}]" VERBATIM)
     list(APPEND _parts ${CMAKE_BINARY_DIR}/${_part})

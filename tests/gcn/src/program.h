@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -106,6 +107,10 @@ struct Program {
 // What llvm-objdump prints of a code object. LLVM_OBJDUMP names the program; the text is kept in the folder
 // GCN_CACHE, where that is set.
 std::string disassemble(const CodeObject& object);
+
+// The same of gfx950's code by a disassembler that knows gfx942 alone.
+using Disassembler = std::function<std::string(const std::vector<uint8_t>&)>;
+std::string disassemble_gfx950(std::vector<uint8_t> elf, const Disassembler& as_gfx942);
 
 void decode(Program& program, const std::string& text);
 

@@ -65,7 +65,7 @@ __device__ inline T from_lane(T value, int lane) {
 }
 
 __device__ inline float sigmoid(float x) {
-  return 1.f / (1.f + expf(-x));
+  return 1.f / (1.f + exponential(-x));
 }
 
 struct RouteTask {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
       for (int i = 0; i < kValues; i++) key[i] = first + i == at ? kTaken : key[i];
       if (kSigmoid) logit = from_lane<kLanes>(logit, winner);
       if (slot == 0 && owner == 0) largest = logit;
-      const float score = kSigmoid ? sigmoid(logit) : expf(logit - largest);
+      const float score = kSigmoid ? sigmoid(logit) : exponential(logit - largest);
       sum += score;
       mine[slot] = lane == owner ? score : mine[slot];
       id[slot] = lane == owner ? at : id[slot];
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
       sum = 0;
 #pragma unroll
       for (int i = 0; i < kValues; i++)
-        if (first + i < task.experts) sum += expf(x[i] - largest);
+        if (first + i < task.experts) sum += exponential(x[i] - largest);
       sum = row_reduce<kLanes>(sum, Sum());
     }
     factor = 1.f / sum;
