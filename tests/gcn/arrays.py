@@ -6,11 +6,12 @@ byte between or behind its rows.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -137,6 +138,20 @@ def close_memory() -> None:
     for address, size in _open:
         stand_in.gcn_unmap(address, size)
     _open.clear()
+
+
+@contextlib.contextmanager
+def opened(*tensors: torch.Tensor) -> Iterator[None]:
+    """Launches may touch these tensors meanwhile."""
+    stand_in = library.load()
+    ranges = [part for x in tensors for part in _ranges(x)]
+    for address, size in ranges:
+        stand_in.gcn_map(address, size)
+    try:
+        yield
+    finally:
+        for address, size in ranges:
+            stand_in.gcn_unmap(address, size)
 
 
 def _open_memory(x: torch.Tensor) -> None:

@@ -182,20 +182,6 @@ def test_division_is_ieee():
         assert (same | near).all()
 
 
-def test_matrix_product():
-    rng = np.random.default_rng(2)
-    a, b = (rng.integers(-4, 5, (16, 4)).astype(np.float32) for _ in range(2))
-    got = lanes(
-        "v_mfma_f32_16x16x4_f32 v[10:13], v1, v2, 0",
-        floats(a[LANE % 16, LANE // 16]),
-        floats(b[LANE % 16, LANE // 16]),
-        results=4,
-    ).view(np.float32)
-    d = a @ b.T
-    expected = np.array([[d[4 * (at // 16) + r, at % 16] for at in range(LANES)] for r in range(4)])
-    assert np.array_equal(got, expected)
-
-
 def test_fp8_of_gfx942():
     """What is past 240 is NaN (0x80), as is NaN; there is no -0."""
     values = np.array([1.0, -1.0, 240.0, 247.0, 248.0, 1e9, np.nan, -0.0, 2**-11, 3 * 2**-11])

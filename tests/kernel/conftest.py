@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +20,17 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+TRITON_TARGETS = ("gfx942", "gfx950")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernel-seed", type=int, default=None, help="repeat the inputs of a run")
     parser.addoption("--device", choices=on_device.DEVICES, default="cpu", help="where ops run")
+    parser.addoption(
+        "--triton",
+        choices=TRITON_TARGETS,
+        help="compile Triton's kernels for this AMD GPU and run them on tests/gcn's executor",
+    )
     parser.addoption(
         "--reference",
         action="store_true",
@@ -38,12 +47,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "combinations(name=values, ...): all of them, or a cover (combinations.py)"
     )
+    target = config.getoption("--triton")
+    if target:
+        _run_triton_on_the_executor(target)
     device = config.getoption("--device")
-    why = on_device.no_library_for(device)
+    why = "" if target else on_device.no_library_for(device)
     if why and not config.getoption("--reference"):
         raise pytest.UsageError(
             f"no native kernel runs on {device} here, tests would be of the reference: {why}"
         )
+
+
+def _run_triton_on_the_executor(target: str) -> None:
+    """Before a test module imports Triton, which would interpret its kernels."""
+    del os.environ["TRITON_INTERPRET"]
+    os.environ["GCN_TARGET"] = target
+    importlib.import_module("tests.gcn.triton_driver").install(target)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -111,7 +130,7 @@ def _seed_of_noise(rng: torch.Generator) -> None:
 @pytest.fixture
 def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter multiplies the bit patterns of bfloat16: widen them first (exact)."""
-    if torch.cuda.is_available():
+    if os.environ.get("TRITON_INTERPRET") != "1":
         return
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -133,7 +152,7 @@ def interpreter_widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if config.getoption("--device") == "rocm-sim":
+    if config.getoption("--device") == "rocm-sim" or config.getoption("--triton"):
         facts = library.report()
         rate = facts["instructions"] / max(facts["seconds"], 1e-9) / 1e6
         terminalreporter.section("executed machine code")

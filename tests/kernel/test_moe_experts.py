@@ -10,13 +10,13 @@ import torch
 import radix_kernels as rk
 from tests.kernel.experts_cases import FNUZ, FP8, TOLERANCE, Experts, make
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
-from tests.kernel.triton_device import DEVICE, GPU, triton_module
+from tests.kernel.triton_device import DEVICE, INTERPRETED, triton_module
 
 rt = triton_module("moe")
 
 
 TOLERANCE = dict(TOLERANCE)
-if not GPU:  # the interpreter cuts float32 to bfloat16 where a chip rounds to the nearest
+if INTERPRETED:  # the interpreter cuts float32 to bfloat16 where a chip rounds to the nearest
     TOLERANCE[torch.bfloat16] = (1.5e-2, 6e-2)
 pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
 

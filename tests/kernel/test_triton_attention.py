@@ -187,6 +187,26 @@ def test_contiguous_keys_of_other_rows_are_not_used(rng):
         assert_same_bits(dirty[rows], clean[rows])
 
 
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_tokens_of_no_row_are_left_alone(kind, rng, short_splits):
+    """Before the first row and behind the last, as in each of the two calls of a mixed batch."""
+    rows = [(1, 70), (0, 3), (1, 130)] if kind == "decode" else [(5, 70), (0, 3), (9, 20)]
+    case = make_case(rows, rng, dim=16)
+    alone = torch.empty_like(case.q)
+    launch(case, alone, max_seqlen_q=1 if kind == "decode" else 0)
+    before, behind = 3, 40
+    stray = torch.full((before + behind, *case.q.shape[1:]), math.nan, dtype=case.q.dtype)
+    case.q = torch.cat([stray[:before], case.q, stray[before:]])
+    case.cu_seqlens_q = case.cu_seqlens_q + before
+    out = torch.full_like(case.q, 7.0)
+    lse = torch.full(case.q.shape[:2], 7.0)
+    launch(case, out, lse=lse, max_seqlen_q=1 if kind == "decode" else 0)
+    assert_same_bits(out[before:-behind], alone)
+    for x in (out, lse):
+        assert (x[:before] == 7).all() and (x[-behind:] == 7).all()
+        assert not (x[before:-behind] == 7).any()
+
+
 def test_the_hint_chooses_decode(rng, monkeypatch, short_splits):
     """max_seqlen_q of 1 splits the keys where a row without queries hides that it is decode; other
     hints do not."""

@@ -11,7 +11,7 @@ import radix_kernels as rk
 from radix_kernels import _dispatch
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded
 from tests.kernel.mla_cases import HALVES, LATENT, ROPE, SCALE, Case, amplitude, make_case, oracle
-from tests.kernel.triton_device import DEVICE, GPU, TRITON_ATTENTION, triton_module
+from tests.kernel.triton_device import DEVICE, GPU, INTERPRETED, TRITON_ATTENTION, triton_module
 
 rt = triton_module("mla")
 
@@ -67,7 +67,7 @@ def widened(case: Case) -> Case:
     if not case.fp8:
         return case
     tokens = [x.float() for x in case.tokens]
-    if GPU or dtype != torch.bfloat16:
+    if not INTERPRETED or dtype != torch.bfloat16:
         return Case(case.args, [x.to(dtype).double() for x in tokens])
     return Case(
         case.args, [(x.view(torch.int32) & ~0xFFFF).view(torch.float32).double() for x in tokens]

@@ -230,12 +230,65 @@ def check_triton(step: str, window: int | None, kind: str) -> None:
     assert error < 1e-5, f"{step}, window {window}, {kind}: {error}"
 
 
+def check_triton_splits() -> None:
+    """Each kernel gets its own entries of a mixed batch and writes no others'; a batch of one kind
+    is one call."""
+    kernels = importlib.import_module("radix_kernels.triton.attention")
+    kernels._SPLIT_KEYS = 64  # so that a context of 71 tokens is split
+    decode_rows, chunks = [(1, 30), (1, 65)], [(16, 16), (7, 71)]
+    for lengths, expected in (
+        (decode_rows, ["split", "join"]),
+        (chunks, ["whole"]),
+        (decode_rows + chunks, ["split", "join", "whole"]),
+    ):
+        launches: list[str] = []
+        batch = loaded_batch(lengths, 16, 2, 32, torch.float32)
+        out = torch.full((batch.num_tokens, 4, 32), float("nan"))
+        with (
+            mock.patch.object(
+                kernels, "attend", Recorded(kernel=kernels.attend, launches=launches, out=out)
+            ),
+            mock.patch.object(
+                kernels, "combine", Recorded(kernel=kernels.combine, launches=launches, out=out)
+            ),
+        ):
+            backend = TritonAttention(CONFIG, Device.resolve("cpu"))
+            backend.plan(batch)
+            q = torch.randn(batch.num_tokens, 4, 32)
+            backend.forward(make_spec(4, 2), q, batch, out)
+        assert launches == expected, f"{lengths}: {launches}"
+        error = (out.double() - oracle(q, batch, make_spec(4, 2))).norm()
+        assert error < 1e-4, f"{lengths}: {error}"
+
+
+class Recorded:
+    """A Triton kernel that notes its launches, and after each which tokens have no result yet."""
+
+    def __init__(self, kernel: Any, launches: list[str], out: torch.Tensor) -> None:
+        self.kernel = kernel
+        self.launches = launches
+        self.out = out
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **options: Any) -> None:
+            before = self.out.isnan().all(-1).all(-1)
+            self.kernel[grid](*args, **options)
+            written = before & ~self.out.isnan().all(-1).all(-1)
+            if options.get("SPLIT"):
+                self.launches.append("split")
+                assert not written.any(), "partial results are not the batch's"
+                return
+            joins = "SPLITS_PAD" in options
+            self.launches.append("join" if joins else "whole")
+            first = 0 if joins else int(before.nonzero()[0])
+            last = 2 if joins else len(self.out)
+            assert written.nonzero().flatten().tolist() == list(range(first, last)), written
+
+        return launch
+
+
 def test_triton_equals_the_oracle() -> None:
-    """On a GPU, else in Triton's interpreter, which must be chosen before Triton is imported."""
-    if importlib.util.find_spec("triton") is None:
-        assert "triton" not in os.environ.get("REQUIRE", ""), "triton is required but not installed"
-        pytest.skip("triton is not installed")
-    code = (
+    run_with_triton(
         "from tests.runtime.test_attention_backends import SPECS, STEPS, check_triton\n"
         "for step in STEPS:\n"
         "    for window in (None, 9):\n"
@@ -243,6 +296,21 @@ def test_triton_equals_the_oracle() -> None:
         "for kind in SPECS:\n"
         "    check_triton('mixed', 9, kind)\n"
     )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts launches of the interpreter")
+def test_triton_splits_a_mixed_batch() -> None:
+    run_with_triton(
+        "from tests.runtime.test_attention_backends import check_triton_splits\n"
+        "check_triton_splits()\n"
+    )
+
+
+def run_with_triton(code: str) -> None:
+    """On a GPU, else in Triton's interpreter, which must be chosen before Triton is imported."""
+    if importlib.util.find_spec("triton") is None:
+        assert "triton" not in os.environ.get("REQUIRE", ""), "triton is required but not installed"
+        pytest.skip("triton is not installed")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if not torch.cuda.is_available():
         env["TRITON_INTERPRET"] = "1"

@@ -34,12 +34,9 @@ class PagedAttention(AttentionBackend):
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
-        padded = batch.shape is not None
-        if self.device.is_cpu or not batch.has_chunks or (not padded and batch.num_decode == 0):
+        if self.device.is_cpu:
             return attend(layer, q, batch, out)
-        # To each of the two calls the entries of the other kind have no tokens.
-        attend(layer, q, batch, out, cu_seqlens_q=batch.decode_cu_seqlens, max_seqlen_q=1)
-        return attend(layer, q, batch, out, cu_seqlens_q=batch.chunk_cu_seqlens)
+        return attend_by_kind(layer, q, batch, out)
 
     def decode_latents(
         self,
@@ -60,6 +57,33 @@ class PagedAttention(AttentionBackend):
         out: torch.Tensor,
     ) -> torch.Tensor:
         return latent.prefill(layer, q, expand, batch, out)
+
+
+def attend_by_kind(
+    layer: AttentionSpec,
+    q: torch.Tensor,
+    batch: ForwardBatch,
+    out: torch.Tensor,
+    *,
+    implementation: str = "auto",
+) -> torch.Tensor:
+    """As `attend`, but a mixed batch is two calls: one for its decode entries, whose kernel splits
+    long contexts, and one for its chunks."""
+    padded = batch.shape is not None
+    if not batch.has_chunks or (not padded and batch.num_decode == 0):
+        return attend(layer, q, batch, out, implementation=implementation)
+    # To each of the two calls the entries of the other kind have no tokens.
+    attend(
+        layer,
+        q,
+        batch,
+        out,
+        cu_seqlens_q=batch.decode_cu_seqlens,
+        max_seqlen_q=1,
+        implementation=implementation,
+    )
+    chunks = batch.chunk_cu_seqlens
+    return attend(layer, q, batch, out, cu_seqlens_q=chunks, implementation=implementation)
 
 
 def attend(

@@ -8,11 +8,12 @@ from ..device import Device
 from ..errors import ConfigError
 from ..model_config import ModelConfig
 from .base import AttentionBackend, AttentionSpec
-from .paged import attend
+from .paged import attend_by_kind
 
 
 class TritonAttention(AttentionBackend):
-    """Triton's kernel also where the wheel has a native one. Raises ConfigError without Triton."""
+    """Triton's kernel also where the wheel has a native one; a mixed batch is two calls, as in
+    `PagedAttention`. Raises ConfigError without Triton."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         super().__init__(config, device)
@@ -28,4 +29,4 @@ class TritonAttention(AttentionBackend):
     def forward(
         self, layer: AttentionSpec, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
     ) -> torch.Tensor:
-        return attend(layer, q, batch, out, implementation="triton")
+        return attend_by_kind(layer, q, batch, out, implementation="triton")

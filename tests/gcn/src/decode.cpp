@@ -89,7 +89,7 @@ class LineDecoder {
     if (!take_suffix(s, "_e32")) take_suffix(s, "_e64");
     special_ = dpp_ || around_.sdwa;
     in_.name = std::string(s);
-    for (const char* load : {"global_load", "scratch_load", "ds_read"})
+    for (const char* load : {"global_load", "buffer_load", "scratch_load", "ds_read"})
       if (in_.name.rfind(load, 0) == 0) in_.in_order = true;
     if (in_.name.find("_mix") != in_.name.npos) in_.op_sel_hi = 0;
   }
@@ -146,6 +146,8 @@ class LineDecoder {
       in_.offset0 = static_cast<int32_t>(integer_of(value));
     } else if (key == "offset1") {
       in_.offset1 = static_cast<int32_t>(integer_of(value));
+    } else if (key == "bitop3") {
+      in_.truth_table = static_cast<uint8_t>(integer_of(value));
     } else if (key == "mul") {
       in_.multiplier = value == "2" ? 1 : 2;
     } else if (key == "div") {
@@ -161,12 +163,12 @@ class LineDecoder {
   bool flag(string_view word) {
     if (word == "clamp") in_.clamped = true;
     if (word == "sc0" || word == "glc") in_.returns_old = true;
+    if (word == "offen") in_.offset_in_register = true;
     if (word == "row_mirror") around_.permutation = Permutation::kRowMirror;
     if (word == "row_half_mirror") around_.permutation = Permutation::kHalfMirror;
     static constexpr string_view kFlags[] = {
         "clamp", "sc0", "sc1", "nt", "glc", "slc", "offen", "lds", "gds", "row_mirror", "row_half_mirror"};
-    if (word == "lds" || word == "gds" || word == "offen")
-      fault("modifier %.*s", static_cast<int>(word.size()), word.data());
+    if (word == "lds" || word == "gds") fault("modifier %.*s", static_cast<int>(word.size()), word.data());
     return std::find(std::begin(kFlags), std::end(kFlags), word) != std::end(kFlags);
   }
 

@@ -11,7 +11,7 @@ using namespace gcn::hip;
 
 namespace {
 
-constexpr uint32_t kLdsBytes = 65536;
+constexpr uint32_t kLdsBytes = 65536, kLdsBytesOfGfx950 = 163840;
 constexpr uint64_t kInstructionLimit = 400'000'000;  // a wave
 constexpr uint32_t kFatBinaryMagic = 0x48495046;     // "HIPF"
 
@@ -41,7 +41,7 @@ Launch shape_of(Dim3 grid, Dim3 block, size_t shared_bytes) {
   return {{grid.x, grid.y, grid.z},
           {block.x, block.y, block.z},
           static_cast<uint32_t>(shared_bytes),
-          kLdsBytes,
+          state().target == "gfx950" ? kLdsBytesOfGfx950 : kLdsBytes,
           kInstructionLimit};
 }
 
@@ -190,6 +190,10 @@ GCN_API int hipModuleLoadData(std::shared_ptr<Program>** module, const void* ima
     return kInvalidImage;
   }
   return (**module)->object.target == state().target ? kSuccess : kNoBinaryForGpu;
+}
+// Not HIP's: the listing of a code object that is loaded afterwards.
+GCN_API void gcn_listing(const uint8_t* elf, size_t bytes, const char* text) {
+  keep_listing({elf, elf + bytes}, text);
 }
 GCN_API int hipModuleGetFunction(Function** function, std::shared_ptr<Program>* module, const char* name) {
   State& s = state();

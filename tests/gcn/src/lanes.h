@@ -171,7 +171,9 @@ void add_double(Table& table);
 void add_packed(Table& table);
 void add_compare(Table& table);
 void add_memory(Table& table);
+void add_buffer(Table& table);
 void add_lds(Table& table);
 void add_matrix(Table& table);
+void add_gfx950(Table& table);
 
 }  // namespace gcn

@@ -20,8 +20,10 @@ const std::unordered_map<std::string, Handler>& handlers() {
     add_packed(table);
     add_compare(table);
     add_memory(table);
+    add_buffer(table);
     add_lds(table);
     add_matrix(table);
+    add_gfx950(table);
     auto* found = new std::unordered_map<std::string, Handler>;
     for (const Entry& entry : table) found->emplace(entry.name, entry.handler);
     return found;

@@ -83,9 +83,11 @@ struct Instruction {
   int32_t offset = 0, offset0 = 0, offset1 = 0;
   Operand op[6];
   const Rearrangement* around = nullptr;
-  uint32_t next = 0;     // index of what follows
-  uint32_t target = 0;   // of a branch
-  uint16_t swizzle = 0;  // of ds_swizzle: as in the instruction word
+  uint32_t next = 0;                // index of what follows
+  uint32_t target = 0;              // of a branch
+  uint16_t swizzle = 0;             // of ds_swizzle: as in the instruction word
+  uint8_t truth_table = 0;          // of v_bitop3
+  bool offset_in_register = false;  // of a buffer access: "offen"
   uint8_t vmcnt = 255, lgkmcnt = 255;
   uint64_t address = 0;
   std::string name;     // without _e32 and the like
@@ -104,9 +106,11 @@ struct Program {
   std::string name_of(const Instruction& instruction) const;
 };
 
-// What llvm-objdump prints of a code object. LLVM_OBJDUMP names the program; the text is kept in the folder
-// GCN_CACHE, where that is set.
+// What llvm-objdump prints of a code object, or what gcn_listing() gave instead of it. LLVM_OBJDUMP names the program;
+// the text is kept in the folder GCN_CACHE, where that is set.
 std::string disassemble(const CodeObject& object);
+// For code that no disassembler at hand knows: the text that stands for it, of llvm-objdump's form.
+void keep_listing(const std::vector<uint8_t>& elf, const char* text);
 
 // The same of gfx950's code by a disassembler that knows gfx942 alone.
 using Disassembler = std::function<std::string(const std::vector<uint8_t>&)>;

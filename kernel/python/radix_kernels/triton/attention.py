@@ -101,7 +101,7 @@ def flash_attn_with_kvcache(
     Reads no tensor on the host, so a CUDA graph may capture it. A batch with one query a row (by
     max_seqlen_q, or as many tokens as rows without it) is split over the keys; any other is not.
     Within each of the two a row's bits do not depend on the batch; between them the last bits may
-    differ.
+    differ. Tokens before the first row and behind the last are left alone.
     """
     op = "flash_attn_with_kvcache"
     q, k, v = torch_views(q, k_cache, v_cache)
@@ -195,7 +195,8 @@ def _attend(
         return
     group = heads // k.shape[-2]
     tiles = choose_tiles(max(dim, v_dim), group, out.element_size(), decode)
-    part_out, part_lse = _partials(q, split.number, v_dim)
+    most = min(tokens, rows) if decode else tokens  # that the rows can have
+    part_out, part_lse = _partials(q[:most], split.number, v_dim)
     common = {
         "HEADS": heads,
         "V_DIM": v_dim,
@@ -204,8 +205,7 @@ def _attend(
         "SINKS": sinks is not None,
         "WITH_LSE": lse is not None,
     }
-    blocks = tokens // (tiles.block_m // group) + rows
-    attend[(blocks, k.shape[-2], split.number)](
+    attend[(most // (tiles.block_m // group) + rows, k.shape[-2], split.number)](
         _bytes(q), _bytes(k), _bytes(v), table, kv_lens, cu_seqlens_q, sinks, *scales, out, lse,
         part_out, part_lse, rows, options.softmax_scale, options.softcap, options.window_left,
         q.stride(0), q.stride(1), *_token_strides(k), *_token_strides(v),
@@ -219,8 +219,8 @@ def _attend(
         **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if split.number > 1:
-        combine[(tokens, heads)](
-            part_out, part_lse, sinks, out, lse, out.stride(0), out.stride(1),
+        combine[(most, heads)](
+            part_out, part_lse, cu_seqlens_q, sinks, out, lse, rows, out.stride(0), out.stride(1),
             SPLITS_PAD=_power_of_two(split.number), **common, num_warps=1,
         )  # fmt: skip
 

@@ -6,8 +6,10 @@ the KV head, times BLOCK_M // GROUP tokens of one sequence. It walks the keys in
 that begin at multiples of BLOCK_N, so that what it sums depends on positions alone.
 
     grid            (query blocks, KV heads, splits)
-    query blocks    sequence b begins at block cu[b] // tokens_per_block + b: an upper bound that
-                    needs no host copy of cu; a block past its sequence's end returns at once
+    query blocks    sequence b begins at block (cu[b] - cu[0]) // tokens_per_block + b: an upper
+                    bound that needs no host copy of cu; a block past its sequence's end returns at
+                    once. Tokens before cu[0] and from cu[B] on belong to no sequence and are
+                    neither read nor written
     splits          split s owns keys [s * SPLIT, (s + 1) * SPLIT); its partial result is already
                     normalised, and `combine` joins the splits in index order
     contiguous KV   PAGE_SIZE 0: `kv_lens` holds the sequences' first keys and the last one's end
@@ -27,13 +29,13 @@ from .float8 import widened
 
 
 @triton.jit
-def _find_row(cu_seqlens, target, rows, TOKENS: tl.constexpr):
+def _find_row(cu_seqlens, origin, target, rows, TOKENS: tl.constexpr):
     """The last sequence whose first block is at or before block `target`."""
     left = 0
     right = rows
     while left < right:
         middle = (left + right) // 2
-        first = tl.load(cu_seqlens + middle) // TOKENS + middle
+        first = (tl.load(cu_seqlens + middle) - origin) // TOKENS + middle
         if first <= target:
             left = middle + 1
         else:
@@ -154,10 +156,11 @@ def attend(
     block = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    row = _find_row(cu_seqlens, block, rows, TOKENS)
+    origin = tl.load(cu_seqlens)
+    row = _find_row(cu_seqlens, origin, block, rows, TOKENS)
     begin = tl.load(cu_seqlens + row)
     q_len = tl.load(cu_seqlens + row + 1) - begin
-    first = (block - (begin // TOKENS + row)) * TOKENS
+    first = (block - ((begin - origin) // TOKENS + row)) * TOKENS
     if first >= q_len:
         return
     if PAGE_SIZE > 0:
@@ -237,7 +240,7 @@ def attend(
     result *= _factor(v_scale, kv_head, PER_HEAD)
     log_sum = tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     if SPLIT > 0:
-        index = (at * HEADS + head) * SPLITS + split
+        index = ((at - origin) * HEADS + head) * SPLITS + split
         tl.store(part_lse + index, log_sum, mask=valid)
         # Nothing seen: combine reads the -inf and not the values.
         keep = (valid & some)[:, None] & in_v[None, :]
@@ -252,13 +255,15 @@ def attend(
             tl.store(lse + at * HEADS + head, log_sum, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def combine(
     part_out,
     part_lse,
+    cu_seqlens,
     sinks,
     out,
     lse,
+    rows,
     out_token,
     out_head,
     HEADS: tl.constexpr,
@@ -269,10 +274,15 @@ def combine(
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
 ):
-    """Join the splits of one (token, head), in index order."""
-    token = tl.program_id(0).to(tl.int64)
+    """Join the splits of one (token, head), in index order. Partial results are counted from the
+    first sequence's first token."""
+    origin = tl.load(cu_seqlens)
+    part_token = tl.program_id(0).to(tl.int64)
+    token = origin + part_token
+    if token >= tl.load(cu_seqlens + rows):
+        return
     head = tl.program_id(1).to(tl.int64)
-    first = (token * HEADS + head) * SPLITS
+    first = (part_token * HEADS + head) * SPLITS
     splits = tl.arange(0, SPLITS_PAD)
     sums = tl.load(part_lse + first + splits, mask=splits < SPLITS, other=float("-inf"))
     top = tl.max(sums, 0)
