@@ -80,17 +80,19 @@ MINUTES ?= 20
 torture: $(TEST_PACKAGES) install
 	PYTHONPATH=. $(RUN) -m tests.torture --minutes $(MINUTES)
 
-# The op tests on AMD's machine code: the ROCm library for gfx942, executed on the CPU (docs/kernels/rocm.md).
+# The op tests on AMD's machine code: the ROCm library for each of ROCM_TARGETS, executed on the CPU (docs/kernels/rocm.md).
 ROCM_SIM := build/rocm-sim
 ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize moe mla_store \
     attention_merge sampling sampling_edits sampling_logprobs sampling_shards rocm_sim))
+ROCM_TARGETS ?= gfx942 gfx950
 test-rocm: $(TEST_PACKAGES)
-	$(RUN) tools/build_wheel.py rocm --jobs $(JOBS) --archs gfx942 --dist $(ROCM_SIM)/dist
+	$(RUN) tools/build_wheel.py rocm --jobs $(JOBS) --archs "$(subst $() ,;,$(ROCM_TARGETS))" --dist $(ROCM_SIM)/dist
 	rm -rf $(ROCM_SIM)/site
 	$(RUN) -m zipfile -e $(ROCM_SIM)/dist/radix_kernels_rocm-*.whl $(ROCM_SIM)/site
 	rm -rf $(ROCM_SIM)/site/*.dist-info
 	$(RUN) -m pytest -q tests/gcn
-	$(RUN) -m pytest -q -o pythonpath="$(ROCM_SIM)/site runtime ." $(ROCM_TESTS) --device rocm-sim
+	for target in $(ROCM_TARGETS); do GCN_TARGET=$$target \
+	    $(RUN) -m pytest -q -o pythonpath="$(ROCM_SIM)/site runtime ." $(ROCM_TESTS) --device rocm-sim || exit 1; done
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3

@@ -105,9 +105,10 @@ foreach(source ${RADIX_GPU_SOURCES})
   list(TRANSFORM _parts PREPEND -input= OUTPUT_VARIABLE _inputs)
   list(JOIN _targets "," _targets)
   list(REMOVE_AT _parts 0)
+  string(MD5 _id ${_name})  # of a symbol that each object defines
   add_custom_command(OUTPUT ${_object}
     COMMAND ${RADIX_BUNDLER} -type=o -bundle-align=4096 -targets=${_targets} ${_inputs} -output=${_object}.hipfb
-    COMMAND ${RADIX_HIPCXX} ${_flags} --cuda-host-only -Xclang -fcuda-include-gpubinary -Xclang ${_object}.hipfb
+    COMMAND ${RADIX_HIPCXX} ${_flags} --cuda-host-only -Xclang -cuid=${_id} -Xclang -fcuda-include-gpubinary -Xclang ${_object}.hipfb
       -MD -MF ${_object}.d -MT hip/${_name}.o -c ${source} -o ${_object}
     DEPENDS ${source} ${_parts} DEPFILE ${_object}.d COMMENT "HIP ${_name} [host]" VERBATIM)
   set_source_files_properties(${_object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)

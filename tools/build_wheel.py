@@ -134,9 +134,7 @@ def build_command(
     return [*command, str(folder / "src")]
 
 
-def build(
-    folder: Path, pythons: list[str], archs: str, families: str, jobs: int, zig: str
-) -> Path:
+def build(folder: Path, pythons: list[str], archs: str, families: str, jobs: int, zig: str) -> Path:
     """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))

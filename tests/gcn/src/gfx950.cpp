@@ -19,9 +19,13 @@ struct NewOpcode {
   uint32_t code;  // the upper half of the first word
   const char* name;
   unsigned sources;
+  bool has_table;  // of three-input logic, where other instructions have modifiers
 };
 // All of the encoding VOP3: two words.
-constexpr NewOpcode kOpcodes[] = {{0xd267, "v_cvt_pk_f16_f32", 2}, {0xd268, "v_cvt_pk_bf16_f32", 2}};
+constexpr NewOpcode kOpcodes[] = {{0xd233, "v_bitop3_b16", 3, true},
+                                  {0xd234, "v_bitop3_b32", 3, true},
+                                  {0xd267, "v_cvt_pk_f16_f32", 2, false},
+                                  {0xd268, "v_cvt_pk_bf16_f32", 2, false}};
 
 std::string register_text(char letter, unsigned number) {
   std::string text(1, letter);
@@ -42,14 +46,20 @@ std::string source_text(unsigned code) {
 }
 
 std::string text_of(const NewOpcode& opcode, uint32_t first, uint32_t second) {
-  if (first >> 11 & 0xf || second >> 27 & 3) fault("op_sel or a multiplier of %s", opcode.name);
+  if (first >> 11 & 0xf) fault("op_sel of %s", opcode.name);
+  if (!opcode.has_table && second >> 27 & 3) fault("a multiplier of %s", opcode.name);
   std::string text = "\t";
   text.append(opcode.name).append(" ").append(register_text('v', first & 0xff));
   for (unsigned i = 0; i < opcode.sources; i++) {
-    const bool negated = second >> (29 + i) & 1, magnitude = first >> (8 + i) & 1;
+    const bool negated = !opcode.has_table && second >> (29 + i) & 1;
+    const bool magnitude = !opcode.has_table && first >> (8 + i) & 1;
     const std::string source = source_text(second >> (9 * i) & 0x1ff);
     const char* bar = magnitude ? "|" : "";
     text.append(negated ? ", -" : ", ").append(bar).append(source).append(bar);
+  }
+  if (opcode.has_table) {
+    const uint32_t table = (second >> 27 & 3) << 6 | (second >> 29) << 3 | (first >> 8 & 7);
+    text.append(" bitop3:").append(std::to_string(table));
   }
   return text.append(first >> 15 & 1 ? " clamp" : "");
 }

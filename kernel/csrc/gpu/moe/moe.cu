@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(SumTask task) {
   wait_for_previous();
   const int64_t total = task.tokens * task.packs;
   for (int64_t i = int64_t{blockIdx.x} * kSumThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kSumThreads) {
-    const int64_t token = i / task.packs, column = i % task.packs * N * static_cast<int>(sizeof(T));
+    const int64_t token = quotient(i, task.packs);
+    const int64_t column = remainder(i, task.packs) * N * static_cast<int>(sizeof(T));
     const char* input = task.input + token * task.token_stride + column;
     float sum[N] = {};
 #pragma unroll 4

@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) long_norm_kernel(NormTask task, Resu
       if (lanes > 0) scale = scale_of<F>(largest_of_group(v, lanes));
       if (i >= n) continue;
       store_quantized<F>(result.out.at<uint8_t>(row) + i, v, scale);
-      if (lanes > 0 && threadIdx.x % lanes == 0) *result.scales.at(row, i / (lanes * N)) = scale;
+      if (lanes > 0 && threadIdx.x % lanes == 0) *result.scales.at(row, quotient(i, lanes * N)) = scale;
     }
   }
 }
