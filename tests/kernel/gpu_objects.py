@@ -125,7 +125,9 @@ def _amd_object(target: str, elf: bytes) -> AmdObject:
         facts.append({k: int(v) for k, v in re.findall(r"(?m)^ *\.(\w+): +(\d+)$", text)})
         facts[-1]["dynamic_stack"] = int("uses_dynamic_stack: true" in text)
     kernels = {
-        short: AmdKernel(values, counts[name], frozenset(literals[name]))
+        short: AmdKernel(
+            facts=values, instructions=counts[name], literals=frozenset(literals[name])
+        )
         for short, name, values in zip(short_names(mangled), mangled, facts, strict=True)
     }
     version = re.search(r"ABI Version: +(\d+)", notes)

@@ -57,7 +57,8 @@ DType native_fp8(rk_device device) {
   const bool remembered = device.id < kRemembered;
   if (remembered && answers[device.id] != 0) return static_cast<DType>(answers[device.id].load());
   char name[32];
-  if (!rk_hip_arch_name(device.id, name, sizeof name)) fail(RK_RUNTIME, "the HIP runtime does not say which chip GPU %d is", device.id);
+  if (!rk_hip_arch_name(device.id, name, sizeof name))
+    fail(RK_RUNTIME, "the HIP runtime does not say which chip GPU %d is", device.id);
   const bool fnuz = std::strncmp(name, "gfx94", 5) == 0;
   const DType found = fnuz ? DType::f8e4m3fnuz : DType::f8e4m3;
   if (remembered) answers[device.id] = static_cast<int>(found);

@@ -1,8 +1,8 @@
 // gfx950's instructions in a disassembly by an LLVM that does not know them, 19.
 //
 // It reads the code as gfx942's and prints `.long` for the first word of such an instruction; from the second on it may
-// be out of step. So the instruction is taken out, two s_nop put in its place, and the whole read anew, until nothing is
-// found any more.
+// be out of step. So the instruction is taken out, two s_nop put in its place, and the whole read anew, until nothing
+// is found any more.
 #include <elf.h>
 
 #include <cstring>

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kThreads)
     const float la = *lse_a.at(t, h), lb = *lse_b.at(t, h);
     const float top = la > lb || la != la ? la : lb;  // NaN where either is
     const bool none = top == -INFINITY;
-    const float wa = none ? 0.f : exponential(la - top), wb = none ? 0.f : exponential(lb - top), sum = none ? 1.f : wa + wb;
+    const float wa = none ? 0.f : exponential(la - top), wb = none ? 0.f : exponential(lb - top),
+                sum = none ? 1.f : wa + wb;
 #if defined(__HIP__)
     const float inverse = 1.f / sum;
 #endif

@@ -41,8 +41,8 @@
 namespace radix::gpu {
 
 #if defined(__HIP__)
-// The value of another lane of the row of 16 by DPP, which goes through neither LDS nor memory. The controls are those of
-// the ISA: which of its quad a lane reads, or that it reads the rotated or mirrored (half) row.
+// The value of another lane of the row of 16 by DPP, which goes through neither LDS nor memory. The controls are those
+// of the ISA: which of its quad a lane reads, or that it reads the rotated or mirrored (half) row.
 constexpr int kQuadXor1 = 0xb1, kQuadXor2 = 0x4e, kQuadXor3 = 0x1b;
 constexpr int kRowRotate8 = 0x128, kRowMirror = 0x140, kHalfRowMirror = 0x141;
 

@@ -142,8 +142,8 @@ __device__ inline void divide(float (&v)[N], float scale) {
   }
 }
 
-// The format of the chip that the code is compiled for. On AMD it is one type in host code and for every target, so that
-// a kernel has one name: fnuz on gfx94x, OCP's elsewhere.
+// The format of the chip that the code is compiled for. On AMD it is one type in host code and for every target, so
+// that a kernel has one name: fnuz on gfx94x, OCP's elsewhere.
 #if defined(__HIP__)
 #if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
 struct NativeE4m3 : e4m3fnuz {};

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kThreads) store_latent_kernel(Join j, const in
     const int64_t token = quotient(i, j.words), slot = slots[token * slots_step];
     if (slot < 0 || slot >= num_slots) continue;
     copy_word<Word>(j.first + token * j.first_token, j.second + token * j.second_token,
-                    j.to + quotient(slot, page_size) * j.to_outer + remainder(slot, page_size) * j.to_inner, j.first_words, remainder(i, j.words));
+                    j.to + quotient(slot, page_size) * j.to_outer + remainder(slot, page_size) * j.to_inner,
+                    j.first_words, remainder(i, j.words));
   }
 }
 
@@ -91,6 +92,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A token of the cache, or that there is none. On AMD its offset: of a pointer that may be NULL the compiler does not
+// know that it is to global memory.
+#if defined(__HIP__)
+using Place = int64_t;
+constexpr Place kNowhere = -1;
+#else
+using Place = const char*;
+constexpr Place kNowhere = nullptr;
+#endif
+
 // Cached tokens and where they go; strides in bytes.
 struct Gather {
   const char* cache;
@@ -98,19 +109,29 @@ struct Gather {
   const int32_t *table, *cu, *starts;
   int64_t page_bytes, slot_bytes, out_row, table_row, page_size, pages, max_pages, batch, tokens;
 
-  // Where in the cache, in bytes, the token lies that becomes token `t` of out; -1 where there is none. No pointer, of
-  // which the compiler would no longer know what memory it is to.
-  __device__ int64_t token(int64_t t) const {
+  // The token that becomes token `t` of out.
+  __device__ Place token(int64_t t) const {
     int64_t low = 0, high = batch - 1;  // the last row that begins at or before t
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
       cu[middle] <= t ? low = middle : high = middle - 1;
     }
     const int64_t position = (starts ? starts[low] : 0) + t - cu[low];
-    if (t >= cu[batch] || position < 0 || position >= max_pages * page_size) return -1;
+    if (t >= cu[batch] || position < 0 || position >= max_pages * page_size) return kNowhere;
     const int64_t page = table[low * table_row + quotient(position, page_size)];
-    if (page < 0 || page >= pages) return -1;
+    if (page < 0 || page >= pages) return kNowhere;
+#if defined(__HIP__)
     return page * page_bytes + remainder(position, page_size) * slot_bytes;
+#else
+    return cache + page * page_bytes + remainder(position, page_size) * slot_bytes;
+#endif
+  }
+  __device__ const char* address(Place place) const {
+#if defined(__HIP__)
+    return cache + place;
+#else
+    return place;
+#endif
   }
 };
 
@@ -121,10 +142,9 @@ __global__ void __launch_bounds__(kThreads) gather_latent_kernel(Gather g, int64
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < g.tokens * words; i += step) {
     const int64_t t = quotient(i, words), word = remainder(i, words);
-    const int64_t from = g.token(t);
-    Word value = {};
-    if (from >= 0) value = reinterpret_cast<const Word*>(g.cache + from)[word];
-    reinterpret_cast<Word*>(g.out + t * g.out_row)[word] = value;
+    const Place place = g.token(t);
+    const auto* from = reinterpret_cast<const Word*>(g.address(place));
+    reinterpret_cast<Word*>(g.out + t * g.out_row)[word] = place != kNowhere ? from[word] : Word{};
   }
 }
 
@@ -136,13 +156,13 @@ __global__ void __launch_bounds__(kThreads) gather_latent_fp8_kernel(Gather g) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < g.tokens * kPerToken; i += step) {
     const int64_t t = i / kPerToken;
     const int piece = static_cast<int>(i % kPerToken);
-    const int64_t from = g.token(t);
-    const char* token = g.cache + from;
+    const Place place = g.token(t);
+    const char* token = g.address(place);
     auto* to = reinterpret_cast<bf16*>(g.out + t * g.out_row) + piece * 8;
     Pack<bf16, 8> values = {};
-    if (from >= 0 && piece >= kLatent / 8) {
+    if (place != kNowhere && piece >= kLatent / 8) {
       values = load_pack<8>(reinterpret_cast<const bf16*>(token + kRopeAt) + piece * 8 - kLatent);
-    } else if (from >= 0) {
+    } else if (place != kNowhere) {
       const auto codes = load_pack<8>(reinterpret_cast<const uint8_t*>(token) + piece * 8);
       const float scale = reinterpret_cast<const float*>(token + kScaleAt)[piece / (kGroup / 8)];
 #pragma unroll
