@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve real-model test test-parallel test-serial test-builds torture test-full test-rocm test-rocm-full test-old-torch memcheck lint bench dev wheel
+.PHONY: install serve real-model test test-parallel test-serial test-builds torture test-full test-rocm test-rocm-gfx950 test-rocm-full test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -97,14 +97,15 @@ MINUTES ?= 20
 torture: $(TEST_PACKAGES) install
 	PYTHONPATH=. $(RUN) -m tests.torture --minutes $(MINUTES)
 
-# The op tests on AMD's machine code: the ROCm library's for ROCM_TARGET, executed on the CPU (docs/kernels/rocm.md). The
-# library is that of test-builds, compiled unless it was; ROCM_ARCHS=gfx942 compiles for that chip alone.
+# The op tests on AMD's machine code, executed on the CPU (docs/kernels/rocm.md): the ROCm library's for gfx942, and for
+# gfx950. The library is that of test-builds, compiled unless it was; ROCM_ARCHS=gfx942 compiles for that chip alone.
 ROCM_TARGET ?= gfx942
 ROCM_ARCHS ?=
 ROCM_SIM := build/rocm-sim
 ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize moe mla_store \
     attention_merge sampling sampling_edits sampling_logprobs sampling_shards selftest rocm_graphs rocm_sim))
-test-rocm: $(TEST_PACKAGES)
+test-rocm-gfx950: ROCM_TARGET = gfx950
+test-rocm test-rocm-gfx950: $(TEST_PACKAGES)
 	$(RUN) tools/build_wheel.py rocm --jobs $(JOBS) --archs "$(ROCM_ARCHS)" --dist $(ROCM_SIM)/dist
 	rm -rf $(ROCM_SIM)/site
 	$(RUN) -m zipfile -e $(ROCM_SIM)/dist/radix_kernels_rocm-*.whl $(ROCM_SIM)/site
@@ -114,7 +115,7 @@ test-rocm: $(TEST_PACKAGES)
 
 # Whole products of options where `test-rocm` takes a cover of them.
 test-rocm-full: export RADIX_TEST_FULL = 1
-test-rocm-full: test-rocm
+test-rocm-full: test-rocm test-rocm-gfx950
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3

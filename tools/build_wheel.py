@@ -4,6 +4,10 @@ Stages a copy of what the wheel needs under build/<backend>-wheel/src with the b
 file as pyproject.toml, runs pip on it (scikit-build-core, cmake, ninja), and gives the result the
 manylinux tag that its symbols allow. Only changed files are staged anew and the build folder is
 kept, so a second run compiles what changed. Backends do not share a folder.
+
+The ROCm library's code for gfx950 needs clang 20 or later. Where none is installed, that of PyPI's
+package `ziglang` makes it, which is fetched into build/ziglang; where it cannot be had either, the
+wheel is built without gfx950, and a line says so.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ STAGED = ("CMakeLists.txt", "LICENSE", "cmake", "kernel")
 # Outputs of `make dev` lie inside the package's source folder.
 SKIPPED = re.compile(r"(^|/)(__pycache__|lib)(/|$)|\.so$|\.new$|/_build\.json$")
 GLIBC_FLOOR = (2, 34)
+ZIGLANG = "ziglang==0.16.0"  # clang 21.1
+NEWEST_TARGET = "gfx950"
+HIP_COMPILERS = ("amdclang++", "clang++-21", "clang++-20", "clang++-19")  # as RadixHip.cmake
 BUILD_MODULES = ("scikit_build_core", "pybind11", "cmake", "ninja")
 
 
@@ -71,8 +78,44 @@ def stage(backend: str, target: Path) -> None:
         os.utime(copy)  # newer than what was built from the last copy
 
 
+def knows(compiler: str, target: str) -> bool:
+    """Whether a clang compiles for that GPU."""
+    command = [compiler, "--target=amdgcn-amd-amdhsa", f"-mcpu={target}", "-nogpulib"]
+    done = subprocess.run([*command, "-x", "c", "-E", "/dev/null"], capture_output=True)
+    return done.returncode == 0
+
+
+def hip_compiler() -> str | None:
+    """The clang that RadixHip.cmake finds."""
+    places = [Path(os.environ.get("ROCM_PATH", "/opt/rocm"), "llvm/bin"), "/opt/rocm/llvm/bin"]
+    path = os.pathsep.join([*map(str, places), os.environ.get("PATH", "")])
+    return next(filter(None, (shutil.which(name, path=path) for name in HIP_COMPILERS)), None)
+
+
+def newer_clang(archs: str) -> str:
+    """The `zig` whose clang compiles for gfx950; '' where it is not needed or cannot be had."""
+    compiler = hip_compiler()
+    wanted = not archs or NEWEST_TARGET in archs
+    if compiler is None or not wanted or knows(compiler, NEWEST_TARGET):
+        return ""
+    folder = ROOT / "build/ziglang"
+    zig = folder / "ziglang/zig"
+    if not zig.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+        done = subprocess.run([*command, ZIGLANG], capture_output=True, text=True)
+        if done.returncode:
+            problem = done.stderr.strip().splitlines()[-1:]
+            print(
+                f"built without {NEWEST_TARGET}: {compiler} does not know it and {ZIGLANG} cannot"
+                f" be installed ({' '.join(problem)})",
+                file=sys.stderr,
+            )
+            return ""
+    return str(zig)
+
+
 def build_command(
-    folder: Path, out: Path, pythons: list[str], archs: str, families: str
+    folder: Path, out: Path, pythons: list[str], archs: str, families: str, zig: str
 ) -> list[str]:
     """pip wheel of the stage. Every setting is given, empty ones too: the kept build folder
     remembers the last."""
@@ -80,6 +123,7 @@ def build_command(
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
     command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
     command += ["-C", f"cmake.define.RADIX_ARCHS={archs}"]  # empty: those of a release
+    command += ["-C", f"cmake.define.RADIX_ZIG={zig}"]  # of ROCm alone
     # Empty: all families.
     command += [
         "-C",
@@ -90,12 +134,13 @@ def build_command(
     return [*command, str(folder / "src")]
 
 
-def build(folder: Path, pythons: list[str], archs: str, families: str, jobs: int) -> Path:
+def build(folder: Path, pythons: list[str], archs: str, families: str, jobs: int, zig: str) -> Path:
     """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
     env["PATH"] = str(Path(sys.executable).parent) + os.pathsep + env["PATH"]
-    subprocess.run(build_command(folder, out, pythons, archs, families), check=True, env=env)
+    command = build_command(folder, out, pythons, archs, families, zig)
+    subprocess.run(command, check=True, env=env)
     (wheel,) = out.glob("*.whl")
     return wheel
 
@@ -153,7 +198,8 @@ def main() -> None:
     (folder / "src").mkdir(parents=True, exist_ok=True)
     args.dist.mkdir(parents=True, exist_ok=True)
     stage(args.backend, folder / "src")
-    built = build(folder, args.pythons, args.archs, args.families, args.jobs)
+    zig = newer_clang(args.archs) if args.backend == "rocm" else ""
+    built = build(folder, args.pythons, args.archs, args.families, args.jobs, zig)
     wheel = retag(built, args.dist)
     shutil.rmtree(built.parent)
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

@@ -55,6 +55,7 @@ from radix_kernels import (
     embedding,
     flash_attn_varlen,
     flash_attn_with_kvcache,
+    fp8_format,
     fused_experts,
     fused_experts_packed,
     fp8_blockwise_scaled_mm,
@@ -71,6 +72,7 @@ from radix_kernels import (
     merge_state,
     mla_decode,
     moe_fused_gate,
+    native_fp8,
     pack_weight,
     per_tensor_quant_fp8,
     per_token_group_quant,
@@ -185,11 +187,6 @@ def _is_reference(dtypes: Mapping[str, Mapping[str, str]], dtype: str) -> bool:
     dtype; one that has none of the model's (FP8, say) is needed in all of its own."""
     used = [dtypes[dtype]] if dtype in dtypes else dtypes.values()
     return any(entry["impl"] == "reference" for entry in used)
-
-
-def fp8_format() -> str:
-    """The FP8 that the wheel's ops quantize to: float8_e4m3fn, or AMD's float8_e4m3fnuz."""
-    return "float8_e4m3fnuz" if capabilities()["backend"] == "rocm" else "float8_e4m3fn"
 
 
 def has_triton() -> bool:

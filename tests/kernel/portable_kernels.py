@@ -19,8 +19,11 @@ _KERNEL = re.compile(
 
 # A block a row that ends a draw: what it calls for flat rows keeps its state on the stack.
 FINISHERS = {"finish_kernel", "candidates_kernel", "merge_kernel"}
-# Their token may have no place, and the compiler does not see that the address is global memory.
-GENERIC_LOADS = {"gather_latent_kernel", "gather_latent_fp8_kernel"}
+# What their waves reduce goes through no LDS but that of the block's sum.
+REDUCERS = {
+    "register_kernel", "memory_kernel", "row_kernel", "largest_kernel", "norm_kernel",
+    "long_norm_kernel", "group_kernel", "fused_kernel", "route_kernel", "store_latent_fp8_kernel",
+}  # fmt: skip
 # Blocks of at most 512 threads, so that a thread may have 128 registers. Of the collectives: one
 # block an SM, which spins and sends.
 SMALL_BLOCKS = {
@@ -60,6 +63,24 @@ def moves_16_bytes(name: str) -> bool:
     if base in _ACCESS_ARGUMENT:
         return int(arguments_of(name)[_ACCESS_ARGUMENT[base]]) > 1
     return base in _ALWAYS_WIDE
+
+
+def reduces(name: str) -> bool:
+    """Whether lanes of a wave share what it computes; a router of few experts has a lane a row."""
+    base = base_of(name)
+    return base in REDUCERS and (base != "route_kernel" or arguments_of(name)[1] != "1")
+
+
+def rounds_to_fp8(name: str) -> bool:
+    """Whether it makes FP8 of the chip's format, several elements at a time."""
+    base = base_of(name)
+    arguments = arguments_of(name)
+    if base == "fused_kernel":
+        return arguments[-1] == "true" and int(arguments[3]) > 1
+    if base == "store_kernel":
+        return "Quantized" in name and not re.search(r", 1>", name)
+    quantizers = {"row_kernel", "group_kernel", "tensor_kernel", "norm_kernel", "long_norm_kernel"}
+    return base in quantizers and "NativeE4m3" in name
 
 
 def missing_types(names: Iterable[str]) -> list[str]:

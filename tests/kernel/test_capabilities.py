@@ -52,8 +52,9 @@ def test_keys_and_ops():
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
         "Decoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
-        "PackedWeight", "ShmCommunicator", "capabilities", "dequantize_gguf", "get_fallback",
-        "get_num_threads", "pack_experts", "pack_weight", "rope_cos_sin_cache", "set_fallback",
+        "PackedWeight", "ShmCommunicator", "capabilities", "dequantize_gguf", "fp8_format",
+        "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_weight",
+        "rope_cos_sin_cache", "set_fallback",
         "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
     }  # fmt: skip
     assert set(said["ops"]) == public - not_ops

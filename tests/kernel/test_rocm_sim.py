@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import radix_kernels
+from radix_kernels import _dispatch
 from tests.child import IMPORT_PATH
 from tests.gcn import library
 from tests.gcn.mutants import Code, Mutant
@@ -57,7 +58,11 @@ SUM = Mutant(r"v_add_f32_e32 (.*)", r"v_sub_f32_e32 \1")
 SQUARE = Mutant(r"v_fmac_f32_e32 (v\d+), (v\d+, v\d+)", r"v_add_f32_e32 \1, \2")
 LARGEST = Mutant(r"v_max_f32_e32 (.*)", r"v_min_f32_e32 \1")
 EXPONENTIAL = Mutant(r"v_exp_f32_e32 (.*)", r"v_log_f32_e32 \1")
-SHUFFLE = Mutant("ds_bpermute_b32 .*")
+NEIGHBOUR = Mutant(r"(.*_dpp .*)quad_perm:\[1,0,3,2\](.*)", r"\1quad_perm:[0,1,2,3]\2")
+MIRROR = Mutant(r"(.*_dpp .*)row_half_mirror(.*)", r"\1row_mirror\2")
+LANE = Mutant(r"v_readlane_b32 (s\d+), (v\d+), 48", r"v_readlane_b32 \1, \2, 16")
+ROUNDING = Mutant(r"v_cvt_pk_fp8_f32 (v\d+), (v\d+), (v\d+)", r"v_cvt_pk_fp8_f32 \1, \3, \2")
+CLAMP = Mutant(r"v_med3_f32 (v\d+), (v\d+), .*", r"v_mov_b32_e32 \1, 0")
 BARRIER = Mutant("s_barrier")
 PARTIAL = Mutant(r"ds_write_b32 (v\d+, v\d+).*")
 LOADED = Mutant(r"s_waitcnt vmcnt\(0\).*")
@@ -73,19 +78,36 @@ ROW = Mutant(r"s_mul_i32 (.*)", r"s_add_u32 \1")
 
 # Of each family faults that its case runs into: in the arithmetic, an order, a wait, a bound.
 PLANTED = {
-    "rmsnorm": (BARRIER, LOADED, ARGUMENTS, SUM, SQUARE, STORE, LOAD, SHUFFLE, STRIDE, PARTIAL),
+    "rmsnorm": (
+        BARRIER,
+        LOADED,
+        ARGUMENTS,
+        SUM,
+        SQUARE,
+        STORE,
+        LOAD,
+        NEIGHBOUR,
+        LANE,
+        STRIDE,
+        PARTIAL,
+    ),
     "rope": (LOADED_LATER, ARGUMENTS, STORE, LOAD, ROW),
     "silu_and_mul": (LOADED, ARGUMENTS, BOUND, EXPONENTIAL, LANES),
     "store_kv_cache": (LOADED, LOADED_LATER, STORE, LOAD, LANES, ROW),
-    "per_token_quant": (BARRIER, LOADED, STORE_WORD, SHUFFLE, LARGEST, PARTIAL, LANES),
-    "topk_softmax": (LOADED_LATER, ARGUMENTS, SUM, STORE_WORD, LOAD, SHUFFLE, EXPONENTIAL),
+    "per_token_quant": (BARRIER, LOADED, STORE_WORD, NEIGHBOUR, MIRROR, LARGEST, PARTIAL, LANES),
+    "topk_softmax": (LOADED_LATER, ARGUMENTS, SUM, STORE_WORD, LOAD, NEIGHBOUR, EXPONENTIAL),
+    "merge_state": (LOADED, ARGUMENTS, EXPONENTIAL, STORE, LOAD),
+    "store_mla_kv": (LOADED_LATER, ARGUMENTS, STORE, LOAD),
+    "gather_mla_kv": (LOADED_LATER, ARGUMENTS, STORE),
 }
+# On chips that round to FP8 by an instruction.
+PLANTED_IN_FP8 = {"per_token_quant": (ROUNDING, CLAMP)}
 
 
 @pytest.fixture(scope="module")
 def code() -> Code:
     folder = Path(radix_kernels.__file__).parent
-    return Code(folder / "lib/libradix_kernels.so")
+    return Code(folder / "lib/libradix_kernels.so", _dispatch.isa())
 
 
 def kernels_of(case: str) -> list[str]:
@@ -104,7 +126,10 @@ def test_cases_pass(case):
 @pytest.mark.parametrize("case", PLANTED)
 def test_planted_faults_are_caught(case, code):
     (kernel,) = kernels_of(case)
-    for mutant in PLANTED[case]:
+    faults = PLANTED[case]
+    if _dispatch.isa() != "gfx90a":
+        faults += PLANTED_IN_FP8.get(case, ())
+    for mutant in faults:
         with code.planted(kernel, mutant) as line, pytest.raises((AssertionError, RuntimeError)):
             rocm_cases.CASES[case]()
             pytest.fail(f"not caught: {line!r} became {mutant.put!r}", pytrace=False)

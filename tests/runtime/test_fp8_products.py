@@ -177,7 +177,7 @@ def test_merged_tensors_keep_their_scales(is_static: bool) -> None:
 
 def test_amds_form_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the value for the same bits, and one zero: codes and scales stand for the same."""
-    monkeypatch.setattr(ops, "fp8_format", lambda: "float8_e4m3fnuz")
+    monkeypatch.setattr("radix_kernels.fp8.fp8_format", lambda: "float8_e4m3fnuz")
     tensors, weight = made(q.fp8_block, {"a": 128}, 128)
     tensors["a"]["weight"].view(torch.uint8)[0, 0] = 0x80  # minus zero, NaN in AMD's form
     weight[0, 0] = 0
@@ -186,6 +186,17 @@ def test_amds_form_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layer.weight.dtype == torch.float8_e4m3fnuz
     found = layer.weight.double() * layer.weight_scale.double()
     assert torch.allclose(found, weight, rtol=1e-6, atol=0)
+
+
+def test_amds_form_of_a_static_input_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radix_kernels.fp8.fp8_format", lambda: "float8_e4m3fnuz")
+    tensors, _ = made(q.fp8_tensor, {"a": 128}, 128)
+    settings = {**TENSOR, "activation_scheme": "static"}
+    layer = ColumnParallelLinear(on_gpu(settings), in_features=128, outputs={"a": 128})
+    tensors["a"]["input_scale"] = torch.tensor(0.03)
+    load(layer, tensors)
+    assert layer.weight.dtype == torch.float8_e4m3fnuz
+    assert layer.input_scale.item() == pytest.approx(0.06)
 
 
 def relative(driver: Driver, reference: Any) -> float:

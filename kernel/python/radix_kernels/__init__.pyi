@@ -17,6 +17,8 @@ from .comm import ShmCommunicator as ShmCommunicator
 from .decoder import Decoder as Decoder
 from .formats import unpack_awq as unpack_awq
 from .formats import unpack_gptq as unpack_gptq
+from .fp8 import fp8_format as fp8_format
+from .fp8 import native_fp8 as native_fp8
 from .fused_rope import fused_qk_norm_rope_store as fused_qk_norm_rope_store
 from .gemm import bmm_fp8 as bmm_fp8
 from .gemm import fp8_blockwise_scaled_mm as fp8_blockwise_scaled_mm

@@ -1,4 +1,4 @@
-"""Quantization to FP8: float8_e4m3fn, on ROCm float8_e4m3fnuz.
+"""Quantization to the FP8 of the GPU (`fp8_format`): float8_e4m3fn, on MI300 float8_e4m3fnuz.
 
 scale = max(largest absolute value, 1e-10) / largest of the format; result = round(value / scale),
 to nearest even and clamped; NaN stays NaN. Values and scales are computed in float32, so that a
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _arrays, _checks, _dispatch, _loader
+from . import _arrays, _checks, _dispatch
 from ._arrays import Array, torch_views
 from ._checks.quantize import check_given_scale, check_norm, check_scales, check_values
 from ._lazy import reference
+from .fp8 import fp8_format
 
 _GROUPS = (64, 128)
 
@@ -177,10 +178,6 @@ def _group_size(group_size: int) -> int:
     return group_size
 
 
-def _format() -> str:
-    return "float8_e4m3fnuz" if _loader.backend == "rocm" else "float8_e4m3fn"
-
-
 def _result(op: str, input: Array, shape: tuple[int, ...], out: Array | None) -> Array:
     _checks.dtype(op, "input", input, _checks.FLOATS)
     _checks.require(
@@ -189,8 +186,8 @@ def _result(op: str, input: Array, shape: tuple[int, ...], out: Array | None) ->
         f"input has shape {list(shape)}, not in multiples of 16",
     )
     if out is None:
-        return _arrays.empty(input, shape, _format())
-    _checks.dtype(op, "out", out, (_format(),))
+        return _arrays.empty(input, shape, fp8_format())
+    _checks.dtype(op, "out", out, (fp8_format(),))
     return out
 
 

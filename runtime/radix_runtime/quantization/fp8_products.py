@@ -128,12 +128,14 @@ class Fp8RowMethod(StorageMethod, RowProduct):
 
     def finalize(self, layer: Any) -> None:
         check_finite(layer.weight_scale.data)
-        weight, scale = _native(layer.weight.data, self.storage.channel_scales(layer))
+        weight, scale = ops.native_fp8(layer.weight.data, self.storage.channel_scales(layer))
         if not self.has_input_scale:
             layer.hold(weight=weight, weight_scale=scale)
             return
         # Merged layers have one x: the largest scale holds the largest of its values.
-        input_scale = layer.input_scale.data.max().reshape(1) * _native_factor()
+        input_scale = layer.input_scale.data.max().reshape(1)
+        if weight.dtype != layer.weight.dtype:  # as `native_fp8` did to the weight's
+            input_scale *= 2
         layer.hold(weight=weight, weight_scale=scale, input_scale=input_scale)
 
 
@@ -162,7 +164,7 @@ class Fp8BlockMethod(StorageMethod, BlockProduct):
             padding = padding.to(weight.device)
             weight = torch.cat((weight.view(torch.uint8), padding)).view(weight.dtype)
         check_finite(layer.weight_scale.data)
-        weight, scale = _native(weight, layer.weight_scale.data)
+        weight, scale = ops.native_fp8(weight, layer.weight_scale.data)
         layer.hold(weight=weight, weight_scale=scale)
 
 
@@ -182,7 +184,7 @@ class Fp8TensorExperts(StorageMethod, ScaledExperts):
         ratio = self.storage.channel_scales(layer) / scale
         if bool((ratio != 1).any()):
             weight = (weight.float() * ratio[:, None]).to(weight.dtype)
-        weight, scale = _native(weight, scale)
+        weight, scale = ops.native_fp8(weight, scale)
         layer.hold(weight=weight, weight_scale=scale)
 
 
@@ -227,7 +229,7 @@ class Fp8ExpertsAtLoad(BlockProduct):
         blocks = weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
         scale = blocks.abs().amax(dim=(1, 3)).clamp_(min=_LEAST_SCALE) / _LARGEST
         codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
-        weight, scale = _native(codes.view(weight.shape), scale)
+        weight, scale = ops.native_fp8(codes.view(weight.shape), scale)
         layer.hold(weight=weight, weight_scale=scale)
 
 
@@ -237,18 +239,3 @@ def _added(
     if residual is not None:
         result = residual.add_(result)
     return result if out_dtype is None else result.to(out_dtype)
-
-
-def _native_factor() -> float:
-    """What e4m3fn writes as v is v / 2 in AMD's e4m3fnuz."""
-    return 2.0 if ops.fp8_format() == "float8_e4m3fnuz" else 1.0
-
-
-def _native(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales in the FP8 of the library: of AMD's, which has one zero, if need be."""
-    factor = _native_factor()
-    if factor == 1:
-        return weight, scale
-    bits = weight.view(torch.uint8)
-    bits = bits.masked_fill(bits == 0x80, 0)
-    return bits.view(torch.float8_e4m3fnuz), scale * factor

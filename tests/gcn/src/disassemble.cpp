@@ -78,10 +78,18 @@ std::string disassemble(const CodeObject& object) {
   std::string text = read_file(kept);
   if (!text.empty()) return text;
   const std::string own = folder + name + "." + std::to_string(getpid());
-  write_file(own, object.elf.data(), object.elf.size());
-  const std::string program = setting("LLVM_OBJDUMP", "llvm-objdump-19");
-  text = output_of(program + " -d --mcpu=" + object.target + " " + own);
-  unlink(own.c_str());
+  const auto objdump = [&](const std::vector<uint8_t>& elf, const std::string& target) {
+    write_file(own, elf.data(), elf.size());
+    const std::string program = setting("LLVM_OBJDUMP", "llvm-objdump-19");
+    const std::string listing = output_of(program + " -d --mcpu=" + target + " " + own);
+    unlink(own.c_str());
+    return listing;
+  };
+  if (object.target == "gfx950") {
+    text = disassemble_gfx950(object.elf, [&](const auto& elf) { return objdump(elf, "gfx942"); });
+  } else {
+    text = objdump(object.elf, object.target);
+  }
   if (std::getenv("GCN_CACHE")) {
     write_file(own, text.data(), text.size());
     if (std::rename(own.c_str(), kept.c_str()) != 0) fault("%s cannot be written", kept.c_str());

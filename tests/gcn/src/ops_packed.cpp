@@ -100,7 +100,7 @@ void mix_half(Wave& w, const Instruction& in) {
 
 template <int mantissa>
 Fp8 format(const Wave& w) {
-  return Fp8(mantissa, w.program.object.target != "gfx950");
+  return Fp8(mantissa, w.program.object.target == "gfx942");
 }
 
 // Two floats into the half of a register that op_sel's bit of the destination says.
@@ -160,6 +160,7 @@ void add_packed(Table& t) {
       {"v_fma_mix_f32", mix},
       {"v_fma_mixlo_f16", mix_half<false>},
       {"v_fma_mixhi_f16", mix_half<true>},
+      {"v_cvt_pk_f16_f32", lanes<[](float a, float b) { return u32{bits_of(a)} | u32{bits_of(b)} << 16; }>},
       {"v_cvt_pk_fp8_f32", to_fp8_pair<3>},
       {"v_cvt_pk_bf8_f32", to_fp8_pair<2>},
       {"v_cvt_f32_fp8", from_fp8<3>},

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -110,6 +111,10 @@ struct Program {
 std::string disassemble(const CodeObject& object);
 // For code that no disassembler at hand knows: the text that stands for it, of llvm-objdump's form.
 void keep_listing(const std::vector<uint8_t>& elf, const char* text);
+
+// The same of gfx950's code by a disassembler that knows gfx942 alone.
+using Disassembler = std::function<std::string(const std::vector<uint8_t>&)>;
+std::string disassemble_gfx950(std::vector<uint8_t> elf, const Disassembler& as_gfx942);
 
 void decode(Program& program, const std::string& text);
 

@@ -15,8 +15,8 @@ constexpr int kThreads = 256;
 struct Silu {
   template <class T>
   __device__ static float apply(float x) {
-    if (sizeof(T) == 2) return __fdividef(x, 1.f + __expf(-x));
-    return x / (1.f + expf(-x));
+    if (sizeof(T) == 2) return fast_silu(x);
+    return x / (1.f + exponential(-x));
   }
 };
 struct Gelu {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) gated_kernel(DeviceRows input, Devic
   wait_for_previous();
   const Index total = static_cast<Index>(input.count) * packs;
   for (Index i = Index{blockIdx.x} * kThreads + threadIdx.x; i < total; i += Index{gridDim.x} * kThreads) {
-    const Index row = i / packs;
+    const Index row = quotient(i, packs);
     const int64_t column = int64_t{i - row * packs} * N;
     const T* x = input.at<T>(row) + column;
     const auto gate = load_pack<N>(x), up = load_pack<N>(x + int64_t{packs} * N);

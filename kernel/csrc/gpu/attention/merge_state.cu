@@ -1,4 +1,4 @@
-// Joining two partial attentions of one query by their log-sum-exps: a warp a row. Bound by bytes.
+// Joining two partial attentions of one query by their log-sum-exps. Bound by bytes.
 #include "api/merge_state.h"
 #include "common/tensor.h"
 #include "gpu/device/element.h"
@@ -9,7 +9,17 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kThreads = 256, kWarps = kThreads / RK_WARP;
+constexpr int kThreads = 256;
+
+// The lanes of a row: a warp, and of AMD's warps of 64 lanes a quarter where these move 16 bytes each: 128 dimensions
+// are no more.
+#if defined(__HIP__)
+template <int N>
+constexpr int kRowLanes = N > 1 ? 16 : RK_WARP;
+#else
+template <int N>
+constexpr int kRowLanes = RK_WARP;
+#endif
 
 // A [tokens, heads, ..] tensor.
 template <class T>
@@ -32,22 +42,31 @@ __global__ void __launch_bounds__(kThreads)
     merge_state_kernel(HeadRows<T> out_a, HeadRows<float> lse_a, HeadRows<T> out_b, HeadRows<float> lse_b,
                        HeadRows<T> out, HeadRows<float> lse, int64_t rows, int64_t heads, int64_t dim) {
   wait_for_previous();
-  const int lane = threadIdx.x % RK_WARP;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / RK_WARP; row < rows;
-       row += int64_t{gridDim.x} * kWarps) {
-    const int64_t t = row / heads, h = row % heads;
+  constexpr int kLanes = kRowLanes<N>, kRows = kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kLanes; row < rows;
+       row += int64_t{gridDim.x} * kRows) {
+    const int64_t t = quotient(row, heads), h = remainder(row, heads);
     const float la = *lse_a.at(t, h), lb = *lse_b.at(t, h);
     const float top = la > lb || la != la ? la : lb;  // NaN where either is
     const bool none = top == -INFINITY;
-    const float wa = none ? 0.f : expf(la - top), wb = none ? 0.f : expf(lb - top), sum = none ? 1.f : wa + wb;
-    for (int64_t i = lane * N; i < dim; i += RK_WARP * N) {
+    const float wa = none ? 0.f : exponential(la - top), wb = none ? 0.f : exponential(lb - top),
+                sum = none ? 1.f : wa + wb;
+#if defined(__HIP__)
+    const float inverse = 1.f / sum;
+#endif
+    for (int64_t i = lane * N; i < dim; i += kLanes * N) {
       const auto a = load_pack<N>(out_a.at(t, h) + i), b = load_pack<N>(out_b.at(t, h) + i);
       Pack<T, N> result;
 #pragma unroll
       for (int k = 0; k < N; k++) {
         // A side that saw nothing may hold anything, NaN included.
         const float xa = wa > 0 ? wa * to_float(a.at[k]) : 0.f, xb = wb > 0 ? wb * to_float(b.at[k]) : 0.f;
+#if defined(__HIP__)
+        from_float((xa + xb) * inverse, result.at[k]);  // a division takes ten instructions
+#else
         from_float((xa + xb) / sum, result.at[k]);
+#endif
       }
       store_pack<N>(out.at(t, h) + i, result);
     }
@@ -67,9 +86,10 @@ void merge_state(const rk_merge_state_args& args, rk_stream stream) {
     using T = typename decltype(type)::type;
     const HeadRows<T> a(*args.out_a), b(*args.out_b), out(*args.out);
     const bool packs = a.packable(dim) && b.packable(dim) && out.packable(dim);
+    const int lanes = packs ? kRowLanes<kPackSize<T>> : kRowLanes<1>;
     launch_dependent("merge_state", args.out_a->device, stream,
-                     packs ? merge_state_kernel<kPackSize<T>, T> : merge_state_kernel<1, T>, blocks_for(rows, kWarps),
-                     kThreads, a, lse_a, b, lse_b, out, lse, rows, heads, dim);
+                     packs ? merge_state_kernel<kPackSize<T>, T> : merge_state_kernel<1, T>,
+                     blocks_for(rows, kThreads / lanes), kThreads, a, lse_a, b, lse_b, out, lse, rows, heads, dim);
   });
 }
 

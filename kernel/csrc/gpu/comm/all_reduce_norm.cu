@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     facts = bits_as<RowFacts>(block_reduce<kThreads>(packed(facts), Combine()));
     const float mean = facts.squares / static_cast<float>(norm.words * kSize);
-    write_row(norm, (stretch.first + begin) / norm.words, kept, 1.f / sqrtf(mean + norm.eps), facts.largest);
+    write_row(norm, quotient(stretch.first + begin, norm.words), kept, 1.f / sqrtf(mean + norm.eps), facts.largest);
   }
   channel.close();
 }

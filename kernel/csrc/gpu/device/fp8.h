@@ -23,6 +23,11 @@ struct e4m3fnuz {
 };
 static_assert(sizeof(e4m3) == 1 && sizeof(e4m3fnuz) == 1);
 
+namespace backend {
+// The FP8 format of a GPU's instructions, as NativeE4m3 below.
+DType native_fp8(rk_device device);
+}  // namespace backend
+
 namespace gpu {
 
 // The byte of x, in integer arithmetic: for GPUs without the instruction.
@@ -35,7 +40,7 @@ __device__ inline uint8_t to_fp8(float x) {
     code = static_cast<uint32_t>(rintf(a * (8.f / kSmallestNormal)));  // 8 is the smallest normal number's code
   } else {
     const uint32_t u = __float_as_uint(a);
-    code = (u + 0x7ffffu + (u >> 20 & 1u) >> 20) - ((127 - F::kBias) << 3);
+    code = ((u + 0x7ffffu + (u >> 20 & 1u)) >> 20) - ((127 - F::kBias) << 3);
   }
   if (x != x) return F::kNan;
   const bool negative = __float_as_uint(x) >> 31;
@@ -56,8 +61,46 @@ __device__ inline void from_float(float x, e4m3& out) {
   out.bits = static_cast<uint8_t>(to_e4m3_pair(x, 0.f));
 }
 
+#if defined(__HIP__)
+// Whether the chip that the code is compiled for rounds to F by an instruction.
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
+template <class F>
+constexpr bool kRoundsTo = __is_base_of(e4m3fnuz, F);
+#elif defined(__gfx950__)
+template <class F>
+constexpr bool kRoundsTo = __is_base_of(e4m3, F);
+#else
+template <class F>
+constexpr bool kRoundsTo = false;
+#endif
+
+// The instruction makes NaN of what is too large.
+template <class F>
+__device__ inline float saturated(float x) {
+  const float clamped = __builtin_amdgcn_fmed3f(x, -F::kLargest, F::kLargest);
+  return x != x ? x : clamped;
+}
+
+// N numbers, an even number of them, by AMD's instruction: two at a time.
+template <class F, int N>
+__device__ inline Pack<uint8_t, N> convert_to_fp8(const float (&v)[N]) {
+  Pack<uint8_t, N> out;
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    int word = __builtin_amdgcn_cvt_pk_fp8_f32(saturated<F>(v[i]), saturated<F>(v[i + 1]), 0, false);
+    if constexpr (N % 4 == 0)
+      word = __builtin_amdgcn_cvt_pk_fp8_f32(saturated<F>(v[i + 2]), saturated<F>(v[i + 3]), word, true);
+    __builtin_memcpy(&out.at[i], &word, N % 4 == 0 ? 4 : 2);
+  }
+  return out;
+}
+#endif
+
 template <class F, int N>
 __device__ inline Pack<uint8_t, N> to_fp8(const float (&v)[N]) {
+#if defined(__HIP__)
+  if constexpr (kRoundsTo<F> && (N == 2 || N % 4 == 0)) return convert_to_fp8<F>(v);
+#endif
   Pack<uint8_t, N> out;
   if constexpr (__is_same(F, e4m3) && N % 2 == 0) {
 #pragma unroll
@@ -99,19 +142,24 @@ __device__ inline void divide(float (&v)[N], float scale) {
   }
 }
 
-// The format of this backend's GPUs.
+// The format of the chip that the code is compiled for. On AMD it is one type in host code and for every target, so
+// that a kernel has one name: fnuz on gfx94x, OCP's elsewhere.
 #if defined(__HIP__)
-using NativeE4m3 = e4m3fnuz;
-constexpr DType kNativeE4m3 = DType::f8e4m3fnuz;
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
+struct NativeE4m3 : e4m3fnuz {};
+#else
+struct NativeE4m3 : e4m3 {};
+#endif
 #else
 using NativeE4m3 = e4m3;
-constexpr DType kNativeE4m3 = DType::f8e4m3;
 #endif
 
+// Fails unless x has the FP8 format of its GPU.
 inline void require_native_fp8(const char* op, const char* name, const rk_tensor& x) {
-  if (dtype_of(x) != kNativeE4m3)
-    fail(RK_UNSUPPORTED, "%s: %s has another dtype than this library's GPUs, %s", op, name,
-         kNativeE4m3 == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz");
+  const DType expected = backend::native_fp8(x.device);
+  if (dtype_of(x) == expected) return;
+  const char* text = expected == DType::f8e4m3 ? "float8_e4m3fn" : "float8_e4m3fnuz";
+  fail(RK_UNSUPPORTED, "%s: %s has another dtype than this GPU's FP8, %s", op, name, text);
 }
 
 }  // namespace gpu

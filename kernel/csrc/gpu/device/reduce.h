@@ -5,8 +5,16 @@
 
 namespace radix::gpu {
 
+// Every lane of the warp calls it and gets the result.
 template <class T, class Op>
 __device__ inline T warp_reduce(T value, Op op) {
+#if defined(__HIP__)
+  value = op(value, permute_row<kQuadXor1>(value));
+  value = op(value, permute_row<kQuadXor2>(value));
+  value = op(value, permute_row<kHalfRowMirror>(value));  // the lanes of a quad hold the same by now
+  value = op(value, permute_row<kRowMirror>(value));
+  return op(op(read_lane(value, 0), read_lane(value, 16)), op(read_lane(value, 32), read_lane(value, 48)));
+#endif
 #pragma unroll
   for (int mask = RK_WARP / 2; mask > 0; mask >>= 1) value = op(value, shuffle_xor(value, mask));
   return value;

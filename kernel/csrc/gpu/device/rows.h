@@ -24,8 +24,8 @@ struct DeviceRows {
     if (dims <= 1) return reinterpret_cast<T*>(data + row * stride[0]);
     int64_t offset = 0;
     for (int d = 0; d < dims; d++) {
-      offset += row % size[d] * stride[d];
-      row /= size[d];
+      offset += remainder(row, size[d]) * stride[d];
+      row = quotient(row, size[d]);
     }
     return reinterpret_cast<T*>(data + offset);
   }

@@ -37,9 +37,9 @@ struct Heads {
   template <class Move>
   __device__ void each(int64_t token, int64_t to_page, int64_t to_slot, const Move& move) const {
     for (int64_t i = threadIdx.x; i < heads * pieces; i += kThreads) {
-      const int64_t head = i / pieces;
+      const int64_t head = quotient(i, pieces);
       move(rows + token * row_token + head * row_head, cache + to_page * page + to_slot * slot + head * cache_head,
-           head, i % pieces);
+           head, remainder(i, pieces));
     }
   }
 };
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads) store_kernel(Side k, Side v, const i
   for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const int64_t slot = slots[t * slots_stride];
     if (slot < 0 || slot >= num_slots) continue;
-    k.store(t, slot / page_size, slot % page_size);
-    v.store(t, slot / page_size, slot % page_size);
+    k.store(t, quotient(slot, page_size), remainder(slot, page_size));
+    v.store(t, quotient(slot, page_size), remainder(slot, page_size));
   }
 }
 

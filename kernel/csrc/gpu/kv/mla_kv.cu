@@ -47,10 +47,11 @@ __global__ void __launch_bounds__(kThreads) store_latent_kernel(Join j, const in
   wait_for_previous();
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < tokens * j.words; i += step) {
-    const int64_t token = i / j.words, slot = slots[token * slots_step];
+    const int64_t token = quotient(i, j.words), slot = slots[token * slots_step];
     if (slot < 0 || slot >= num_slots) continue;
     copy_word<Word>(j.first + token * j.first_token, j.second + token * j.second_token,
-                    j.to + slot / page_size * j.to_outer + slot % page_size * j.to_inner, j.first_words, i % j.words);
+                    j.to + quotient(slot, page_size) * j.to_outer + remainder(slot, page_size) * j.to_inner,
+                    j.first_words, remainder(i, j.words));
   }
 }
 
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
     const float scale = fmaxf(largest, 1e-10f) / e4m3::kLargest;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = v[i] / scale;
-    char* to = j.to + slot / page_size * j.to_outer + slot % page_size * j.to_inner;
+    char* to = j.to + quotient(slot, page_size) * j.to_outer + remainder(slot, page_size) * j.to_inner;
     store_pack<8>(reinterpret_cast<uint8_t*>(to) + piece * 8, to_fp8<e4m3>(v));
     if (piece % kLanes == 0) reinterpret_cast<float*>(to + kScaleAt)[piece / kLanes] = scale;
     if (piece < kRope / 8)
@@ -91,6 +92,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A token of the cache, or that there is none. On AMD its offset: of a pointer that may be NULL the compiler does not
+// know that it is to global memory.
+#if defined(__HIP__)
+using Place = int64_t;
+constexpr Place kNowhere = -1;
+#else
+using Place = const char*;
+constexpr Place kNowhere = nullptr;
+#endif
+
 // Cached tokens and where they go; strides in bytes.
 struct Gather {
   const char* cache;
@@ -98,18 +109,29 @@ struct Gather {
   const int32_t *table, *cu, *starts;
   int64_t page_bytes, slot_bytes, out_row, table_row, page_size, pages, max_pages, batch, tokens;
 
-  // The token of the cache that becomes token `t` of out; NULL where there is none.
-  __device__ const char* token(int64_t t) const {
+  // The token that becomes token `t` of out.
+  __device__ Place token(int64_t t) const {
     int64_t low = 0, high = batch - 1;  // the last row that begins at or before t
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
       cu[middle] <= t ? low = middle : high = middle - 1;
     }
     const int64_t position = (starts ? starts[low] : 0) + t - cu[low];
-    if (t >= cu[batch] || position < 0 || position >= max_pages * page_size) return nullptr;
-    const int64_t page = table[low * table_row + position / page_size];
-    if (page < 0 || page >= pages) return nullptr;
-    return cache + page * page_bytes + position % page_size * slot_bytes;
+    if (t >= cu[batch] || position < 0 || position >= max_pages * page_size) return kNowhere;
+    const int64_t page = table[low * table_row + quotient(position, page_size)];
+    if (page < 0 || page >= pages) return kNowhere;
+#if defined(__HIP__)
+    return page * page_bytes + remainder(position, page_size) * slot_bytes;
+#else
+    return cache + page * page_bytes + remainder(position, page_size) * slot_bytes;
+#endif
+  }
+  __device__ const char* address(Place place) const {
+#if defined(__HIP__)
+    return cache + place;
+#else
+    return place;
+#endif
   }
 };
 
@@ -119,9 +141,10 @@ __global__ void __launch_bounds__(kThreads) gather_latent_kernel(Gather g, int64
   wait_for_previous();
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < g.tokens * words; i += step) {
-    const int64_t t = i / words, word = i % words;
-    const auto* from = reinterpret_cast<const Word*>(g.token(t));
-    reinterpret_cast<Word*>(g.out + t * g.out_row)[word] = from ? from[word] : Word{};
+    const int64_t t = quotient(i, words), word = remainder(i, words);
+    const Place place = g.token(t);
+    const auto* from = reinterpret_cast<const Word*>(g.address(place));
+    reinterpret_cast<Word*>(g.out + t * g.out_row)[word] = place != kNowhere ? from[word] : Word{};
   }
 }
 
@@ -133,12 +156,13 @@ __global__ void __launch_bounds__(kThreads) gather_latent_fp8_kernel(Gather g) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < g.tokens * kPerToken; i += step) {
     const int64_t t = i / kPerToken;
     const int piece = static_cast<int>(i % kPerToken);
-    const char* token = g.token(t);
+    const Place place = g.token(t);
+    const char* token = g.address(place);
     auto* to = reinterpret_cast<bf16*>(g.out + t * g.out_row) + piece * 8;
     Pack<bf16, 8> values = {};
-    if (token && piece >= kLatent / 8) {
+    if (place != kNowhere && piece >= kLatent / 8) {
       values = load_pack<8>(reinterpret_cast<const bf16*>(token + kRopeAt) + piece * 8 - kLatent);
-    } else if (token) {
+    } else if (place != kNowhere) {
       const auto codes = load_pack<8>(reinterpret_cast<const uint8_t*>(token) + piece * 8);
       const float scale = reinterpret_cast<const float*>(token + kScaleAt)[piece / (kGroup / 8)];
 #pragma unroll
@@ -154,9 +178,9 @@ __global__ void __launch_bounds__(kThreads) concat_key_kernel(Join j, int64_t to
   wait_for_previous();
   const int64_t step = int64_t{gridDim.x} * kThreads, total = tokens * heads * j.words;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += step) {
-    const int64_t row = i / j.words, token = row / heads, head = row % heads;
+    const int64_t row = quotient(i, j.words), token = quotient(row, heads), head = remainder(row, heads);
     copy_word<Word>(j.first + token * j.first_token + head * j.first_head, j.second + token * j.second_token,
-                    j.to + token * j.to_outer + head * j.to_inner, j.first_words, i % j.words);
+                    j.to + token * j.to_outer + head * j.to_inner, j.first_words, remainder(i, j.words));
   }
 }
 

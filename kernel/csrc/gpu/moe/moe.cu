@@ -65,7 +65,7 @@ __device__ inline T from_lane(T value, int lane) {
 }
 
 __device__ inline float sigmoid(float x) {
-  return 1.f / (1.f + expf(-x));
+  return 1.f / (1.f + exponential(-x));
 }
 
 struct RouteTask {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
       for (int i = 0; i < kValues; i++) key[i] = first + i == at ? kTaken : key[i];
       if (kSigmoid) logit = from_lane<kLanes>(logit, winner);
       if (slot == 0 && owner == 0) largest = logit;
-      const float score = kSigmoid ? sigmoid(logit) : expf(logit - largest);
+      const float score = kSigmoid ? sigmoid(logit) : exponential(logit - largest);
       sum += score;
       mine[slot] = lane == owner ? score : mine[slot];
       id[slot] = lane == owner ? at : id[slot];
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
       sum = 0;
 #pragma unroll
       for (int i = 0; i < kValues; i++)
-        if (first + i < task.experts) sum += expf(x[i] - largest);
+        if (first + i < task.experts) sum += exponential(x[i] - largest);
       sum = row_reduce<kLanes>(sum, Sum());
     }
     factor = 1.f / sum;
@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(SumTask task) {
   wait_for_previous();
   const int64_t total = task.tokens * task.packs;
   for (int64_t i = int64_t{blockIdx.x} * kSumThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kSumThreads) {
-    const int64_t token = i / task.packs, column = i % task.packs * N * static_cast<int>(sizeof(T));
+    const int64_t token = quotient(i, task.packs);
+    const int64_t column = remainder(i, task.packs) * N * static_cast<int>(sizeof(T));
     const char* input = task.input + token * task.token_stride + column;
     float sum[N] = {};
 #pragma unroll 4

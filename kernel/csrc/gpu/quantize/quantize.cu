@@ -64,7 +64,7 @@ struct Gated {
 #pragma unroll
     for (int j = 0; j < N; j++) {
       const float g = to_float(gate.at[j]);
-      v[j] = __fdividef(g, 1.f + expf(-g)) * to_float(up.at[j]);
+      v[j] = __fdividef(g, 1.f + exponential(-g)) * to_float(up.at[j]);
     }
   }
 };
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) group_kernel(Source source, Result r
        first += int64_t{gridDim.x} * (kThreads / kLanes)) {
     const int64_t item = first + threadIdx.x / kLanes;
     const bool inside = item < total;
-    const int64_t row = inside ? item / groups : 0, group = inside ? item % groups : 0;
+    const int64_t row = inside ? quotient(item, groups) : 0, group = inside ? remainder(item, groups) : 0;
     const int64_t column = (group * kLanes + lane) * N;
     float v[N] = {};
     if (inside) source.load(row, column, v);
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(Source source, Result
   const int64_t packs = result.width / N, total = result.out.count * packs;
   float v[N], largest = 0;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
-    source.load(i / packs, i % packs * N, v);
+    source.load(quotient(i, packs), remainder(i, packs) * N, v);
     largest = fmaxf(largest, largest_of(v));
   }
   largest = block_reduce<kThreads>(largest, Max());
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) tensor_kernel(Source source, Result 
   wait_for_previous();
   const int64_t packs = result.width / N, total = result.out.count * packs;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / packs, column = i % packs * N;
+    const int64_t row = quotient(i, packs), column = remainder(i, packs) * N;
     float v[N];
     source.load(row, column, v);
     store_quantized<F>(result.out.at<uint8_t>(row) + column, v, *scale);
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) long_norm_kernel(NormTask task, Resu
       if (lanes > 0) scale = scale_of<F>(largest_of_group(v, lanes));
       if (i >= n) continue;
       store_quantized<F>(result.out.at<uint8_t>(row) + i, v, scale);
-      if (lanes > 0 && threadIdx.x % lanes == 0) *result.scales.at(row, i / (lanes * N)) = scale;
+      if (lanes > 0 && threadIdx.x % lanes == 0) *result.scales.at(row, quotient(i, lanes * N)) = scale;
     }
   }
 }

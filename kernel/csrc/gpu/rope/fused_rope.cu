@@ -107,8 +107,9 @@ struct Turn {
 };
 
 // One division instruction sequence of 32 bits where that is enough, as it nearly always is.
-__device__ inline int64_t quotient(int64_t a, int64_t b) {
-  return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
+__device__ inline int64_t short_quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b))
+                            : quotient(a, b);
 }
 
 // Fields are chosen one by one: choosing between the structs would make their addresses in memory matter.
@@ -142,7 +143,7 @@ __device__ void process(const Task& task, bool inside, int64_t token, int h) {
   // A token whose position or slot does not exist is skipped; one with slot -1 is not stored.
   const bool exists = position >= 0 && position < task.max_position && slot >= -1 && slot < task.num_slots;
   const bool stored = inside && exists && (is_q || slot >= 0), normalised = task.q_weight && (is_q || is_k);
-  const int64_t page = slot < 0 ? 0 : quotient(slot, task.page_size), offset = slot - page * task.page_size;
+  const int64_t page = slot < 0 ? 0 : short_quotient(slot, task.page_size), offset = slot - page * task.page_size;
   const int64_t place = is_q   ? token * task.q.token
                         : is_k ? page * task.k_cache.page + offset * task.k_cache.slot
                                : page * task.v_cache.page + offset * task.v_cache.slot;
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kBound<kUnits>) fused_kernel(Task ta
   const int64_t total = task.tokens * heads;
   for (int64_t first = int64_t{blockIdx.x} * kGroups; first < total; first += int64_t{gridDim.x} * kGroups) {
     const int64_t asked = first + threadIdx.x / kLanes, item = asked < total ? asked : total - 1;
-    const int64_t token = quotient(item, heads);
+    const int64_t token = short_quotient(item, heads);
     process<kNeox, kLanes, kUnits, N, T, kFp8>(task, asked < total, token, static_cast<int>(item - token * heads));
   }
 }

@@ -13,6 +13,7 @@ FLOATS = ("bfloat16", "float16", "float32")
 HALVES = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 INTS = ("int32", "int64")
+CONVERTER = "radix_kernels.native_fp8() turns weights and scales into the chip's FP8"
 
 
 def dtype(op: str, name: str, x: Any, allowed: Sequence[str]) -> None:
@@ -57,7 +58,9 @@ def aligned(op: str, name: str, x: Any, size: int = 16) -> None:
 def same_dtype(op: str, name: str, x: Any, other: str, y: Any) -> None:
     """TypeError unless x and y have one dtype."""
     if x.dtype != y.dtype:
-        raise TypeError(f"{op}: {name} has dtype {x.dtype}, expected {y.dtype} (as {other})")
+        both = {str(x.dtype).rpartition(".")[2], str(y.dtype).rpartition(".")[2]}
+        help = f"; {CONVERTER}" if both == set(FP8) else ""
+        raise TypeError(f"{op}: {name} has dtype {x.dtype}, expected {y.dtype} (as {other}){help}")
 
 
 def require(op: str, condition: bool, text: str) -> None:
