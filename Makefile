@@ -13,7 +13,7 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve real-model test torture test-full test-rocm test-old-torch memcheck lint bench dev wheel
+.PHONY: install serve real-model test torture test-full test-rocm test-rocm-triton test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -91,6 +91,16 @@ test-rocm: $(TEST_PACKAGES)
 	rm -rf $(ROCM_SIM)/site/*.dist-info
 	$(RUN) -m pytest -q tests/gcn
 	$(RUN) -m pytest -q -o pythonpath="$(ROCM_SIM)/site runtime ." $(ROCM_TESTS) --device rocm-sim
+	$(MAKE) test-rocm-triton TRITON_COVER="-k 'test_options or test_splits or test_block_scales or test_fp8'"
+	PYTHONPATH="$(ROCM_SIM)/site:runtime:." $(RUN) -m tests.gcn.model_tokens --prompts 2
+
+# Triton's kernels for both chips on the executor: all of their tests, or those of TRITON_COVER.
+TRITON_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,triton_attention triton_attention_fp8 triton_mla triton_fp8 \
+    moe_experts grouped_gemm))
+test-rocm-triton: $(TEST_PACKAGES)
+	for target in gfx942 gfx950; do \
+	    $(RUN) -m pytest -q -o pythonpath="kernel/python runtime ." $(TRITON_TESTS) --triton $$target $(TRITON_COVER) || exit 1; \
+	done
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3
