@@ -13,7 +13,8 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 # Tests see what is installed, not the source tree.
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
-.PHONY: install serve real-model test test-parallel test-serial test-builds torture test-full test-rocm test-rocm-gfx950 test-rocm-full test-old-torch memcheck lint bench dev wheel
+.PHONY: install serve real-model test test-parallel test-serial test-builds torture test-full test-rocm test-rocm-gfx950 \
+    test-rocm-triton test-rocm-full test-old-torch memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -112,10 +113,22 @@ test-rocm test-rocm-gfx950: $(TEST_PACKAGES)
 	rm -rf $(ROCM_SIM)/site/*.dist-info
 	GCN_TARGET=$(ROCM_TARGET) $(RUN) -m pytest -q -p no:cacheprovider -o pythonpath="$(ROCM_SIM)/site runtime ." \
 	    --device rocm-sim $(report) $(ROCM_TESTS) $(judged)
+	GCN_TARGET=$(ROCM_TARGET) PYTHONPATH="$(ROCM_SIM)/site:runtime:." $(RUN) -m tests.gcn.model_tokens --prompts 2
 
-# Whole products of options where `test-rocm` takes a cover of them.
+# Triton's kernels on the same executor, for gfx942 and gfx950: a cover of their tests, or those that TRITON_COVER says.
+TRITON_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,triton_attention triton_attention_fp8 triton_mla triton_fp8 \
+    moe_experts grouped_gemm))
+TRITON_COVER ?= -k "test_options or test_splits or test_block_scales or test_fp8"
+test-rocm-triton: $(TEST_PACKAGES) install
+	for target in gfx942 gfx950; do \
+	    $(RUN) -m pytest -q -p no:cacheprovider -o pythonpath="kernel/python runtime ." $(TRITON_TESTS) --triton $$target \
+	        $(TRITON_COVER) || exit 1; \
+	done
+
+# Whole products of options where the three take a cover of them.
 test-rocm-full: export RADIX_TEST_FULL = 1
-test-rocm-full: test-rocm test-rocm-gfx950
+test-rocm-full: TRITON_COVER =
+test-rocm-full: test-rocm test-rocm-gfx950 test-rocm-triton
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3

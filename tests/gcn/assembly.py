@@ -156,9 +156,13 @@ def run(
 
 
 def lanes(
-    body: str, *words: Sequence[int] | np.ndarray, results: int = 1, **options: Any
+    body: str,
+    *words: Sequence[int] | np.ndarray,
+    results: int = 1,
+    first: int = 10,
+    **options: Any,
 ) -> np.ndarray:
-    """What a wave computes: v1, v2, ... hold the given 32-bit words, v10 and on the results.
+    """What a wave computes: v1, v2, ... hold the given 32-bit words, `first` and on the results.
 
     options: of `run`. Returns [results, 64] uint32.
     """
@@ -169,7 +173,7 @@ def lanes(
         for i in range(len(columns))
     )
     stores = "".join(
-        f"  global_store_dword v63, v{10 + i}, s[4:5] offset:{4 * LANES * i}\n"
+        f"  global_store_dword v63, v{first + i}, s[4:5] offset:{4 * LANES * i}\n"
         for i in range(results)
     )
     out = np.zeros((results, LANES), np.uint32)

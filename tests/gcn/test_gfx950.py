@@ -102,15 +102,18 @@ def test_buffer_loads_give_zero_past_the_end():
   buffer_load_dword v11, v63, s[8:11], s12 offen offset:4
   buffer_load_ushort v12, v63, s[8:11], 0 offen offset:2
   buffer_load_dword v13, off, s[8:11], 0 offset:12
+  v_add_u32_e32 v2, -16, v63
+  buffer_load_dword v14, v2, s[8:11], 0 offen offset:16
   s_waitcnt vmcnt(0)"""
     stores = "".join(
-        f"\n global_store_dword v63, v{10 + i}, s[4:5] offset:{4 * LANES * i}" for i in range(4)
+        f"\n global_store_dword v63, v{10 + i}, s[4:5] offset:{4 * LANES * i}" for i in range(5)
     )
-    got = run(text + stores, given, np.zeros((4, LANES), U32))
+    got = run(text + stores, given, np.zeros((5, LANES), U32))
     assert np.array_equal(got[0], np.where(LANE < 40, LANE + 1, 0))
     assert np.array_equal(got[1], np.where(LANE + 3 < 40, LANE + 4, 0))
     assert np.array_equal(got[2], np.zeros(LANES))
     assert np.array_equal(got[3], np.full(LANES, 4))
+    assert np.array_equal(got[4], got[0])  # the register is below 0 in the first lanes
 
 
 def test_buffer_stores_past_the_end_are_dropped():

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LANE = np.arange(LANES)
+FIRST = 20  # the first register of a result
 DTYPES = {
     "f32": torch.float32,
     "bf16": torch.bfloat16,
@@ -45,6 +46,8 @@ PRODUCTS = {
     "f32_16x16x32_bf16": (16, 32, "bf16", "bf16", False),
     "i32_32x32x32_i8": (32, 32, "i8", "i8", False),
     "i32_16x16x64_i8": (16, 64, "i8", "i8", False),
+    "f32_32x32x64_f8f6f4": (32, 64, "fp8", "fp8", False),
+    "f32_16x16x128_f8f6f4": (16, 128, "fp8", "fp8", False),
 }
 
 
@@ -71,18 +74,19 @@ def test_product(name):
     whole = a_type == "i8"
     # Register r of lane l begins as 4 l + r: as if C had that there.
     begin = "".join(
-        f"  v_add_u32_e32 v{10 + r}, {r}, v63\n"
-        + ("" if whole else f"  v_cvt_f32_u32_e32 v{10 + r}, v{10 + r}\n")
+        f"  v_add_u32_e32 v{FIRST + r}, {r}, v63\n"
+        + ("" if whole else f"  v_cvt_f32_u32_e32 v{FIRST + r}, v{FIRST + r}\n")
         for r in range(results)
     )
     registers = [f"v[2:{1 + size}]", f"v[{2 + size}:{1 + 2 * size}]"] if size > 1 else ["v2", "v3"]
-    d = f"v[10:{9 + results}]"
+    d = f"v[{FIRST}:{FIRST + results - 1}]"
     text = f"{begin}  v_mfma_{name} {d}, {', '.join(registers)}, {d}"
     got = lanes(
         text,
         LANE,
         *words,  # pairs of registers begin at even ones
         results=results,
+        first=FIRST,
         assembled=assembled,
     )
     product = (a.double() @ b.double().T).numpy()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.child import IMPORT_PATH
-from tests.kernel.triton_device import need_triton
+from tests.kernel.triton_device import need_triton, triton_module
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"gfx942": 65536, "gfx950": 65536, "sm_90": 232448}  # bytes of shared memory
@@ -86,6 +86,21 @@ def test_mla_compiles_and_fits():
 def test_the_draw_compiles_and_fits(target):
     (line,) = compiled(target, "triton_aot_sampling")
     assert line["shared"] <= 16384, line  # many programs a multiprocessor
+
+
+@pytest.mark.parametrize(("target", "depth"), [("gfx942", 8), ("gfx950", 16)])
+@pytest.mark.parametrize(
+    ("name", "dim", "group"),
+    [("attend bf16 d128 prefill", 128, 8), ("attend fp16 d64 prefill", 64, 2)],
+)
+def test_prompts_multiply_nothing_twice(target, depth, name, dim, group):
+    """The waves of a block share its products of 32 x 32 x depth, and two waves fit the registers
+    of a SIMD."""
+    (line,) = [line for line in compiled(target) if line["kernel"] == name]
+    tiles = triton_module("attention").choose_tiles(dim, group, 2, decode=False, amd=True)
+    products = 2 * dim * tiles.block_m * tiles.block_n // (32 * 32 * depth)
+    assert line["loop_mma"] == products // tiles.num_warps, line
+    assert line["vgpr_count"] <= 256, line
 
 
 @pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("gfx")])

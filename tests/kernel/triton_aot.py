@@ -113,7 +113,7 @@ def attend_one(
     form: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    tiles = choose_tiles(dim, group, itemsize, decode)
+    tiles = choose_tiles(dim, group, itemsize, decode, target.backend == "hip")
     constants = {
         **sizes(dim, group),
         "DIM": dim,
@@ -170,6 +170,22 @@ def _number(key: str, assembly: str) -> int:
     return int(match[1])
 
 
+def _loop_mma(assembly: str) -> int:
+    """Matrix instructions of the loop that has the most of them."""
+    labels: dict[str, int] = {}
+    most = 0
+    seen = 0
+    for line in assembly.splitlines():
+        text = line.partition(";")[0].strip()
+        if text.endswith(":"):
+            labels[text[:-1]] = seen
+        seen += text.startswith("v_mfma_")
+        branch = re.fullmatch(r"s_c?branch\w*\s+(\S+)", text)
+        if branch and branch[1] in labels:
+            most = max(most, seen - labels[branch[1]])
+    return most
+
+
 def facts(compiled: Any) -> dict[str, Any]:
     """Shared memory, and what the assembly says of registers, spills and matrix instructions."""
     found: dict[str, Any] = {"shared": compiled.metadata.shared}
@@ -181,6 +197,7 @@ def facts(compiled: Any) -> dict[str, Any]:
         found[key] = _number(key, amd)
     found["vgpr_count"] = _number("vgpr_count", amd)
     found["mma"] = len(re.findall(r"\bv_mfma_", amd))
+    found["loop_mma"] = _loop_mma(amd)
     found["wide_loads"] = len(re.findall(r"\b(?:global|buffer)_load_dwordx4", amd))
     found["paired_loads"] = len(re.findall(r"\b(?:global|buffer)_load_dwordx2", amd))
     return found

@@ -26,7 +26,8 @@ struct Offsets {
       : resource(w, in.op[2]), scalar(w.scalar(in.op[3])), fixed(static_cast<u32>(in.offset)) {
     registers = in.offset_in_register ? w.vector(in.op[1].index) : nullptr;
   }
-  u64 of(unsigned lane) const { return u64{fixed} + (registers ? registers[lane] : 0); }
+  // The sum wraps at 32 bits before it is compared, as compilers expect of a register below 0.
+  u64 of(unsigned lane) const { return fixed + (registers ? registers[lane] : 0); }
   bool contains(u64 offset, unsigned size) const { return offset + size + scalar <= resource.bytes; }
   u64 address(u64 offset) const { return resource.base + scalar + offset; }
 
@@ -47,10 +48,7 @@ template <unsigned bytes, bool sign = false, Part part = Part::kWhole>
 void load(Wave& w, const Instruction& in) {
   const Offsets offsets(w, in);
   Lanes at{};  // the result may go where the offsets are
-  each_lane(w.exec(), [&](unsigned l) {
-    const u64 offset = offsets.of(l);
-    at[l] = static_cast<u32>(std::min<u64>(offset, 0xffffffff));
-  });
+  each_lane(w.exec(), [&](unsigned l) { at[l] = static_cast<u32>(offsets.of(l)); });
   constexpr unsigned unit = std::min(bytes, 4u);
   each_lane(w.exec(), [&](unsigned l) {
     for (unsigned i = 0; i < bytes; i += unit) {

@@ -79,6 +79,9 @@ void add_matrix(Table& t) {
       {"v_mfma_f32_16x16x32_bf16", multiply<16, 32, E::kBf16, E::kBf16>},
       {"v_mfma_i32_32x32x32_i8", multiply<32, 32, E::kI8, E::kI8>},
       {"v_mfma_i32_16x16x64_i8", multiply<16, 64, E::kI8, E::kI8>},
+      // Without cbsz and blgp, which are refused: e4m3. Which K a register holds is the same for A and B.
+      {"v_mfma_f32_32x32x64_f8f6f4", multiply<32, 64, E::kFp8, E::kFp8>},
+      {"v_mfma_f32_16x16x128_f8f6f4", multiply<16, 128, E::kFp8, E::kFp8>},
       {"v_mfma_f32_32x32x2_f32", multiply<32, 2, E::kF32, E::kF32>},
       {"v_mfma_f32_16x16x4_f32", multiply<16, 4, E::kF32, E::kF32>},
       {"v_mfma_i32_32x32x16_i8", multiply<32, 16, E::kI8, E::kI8>},

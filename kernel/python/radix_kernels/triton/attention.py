@@ -56,10 +56,18 @@ class Options:
     softcap: float
 
 
-def choose_tiles(dim: int, group: int, itemsize: int, decode: bool) -> Tiles:
+def choose_tiles(dim: int, group: int, itemsize: int, decode: bool, amd: bool = False) -> Tiles:
     """Tiles for an `out` of that itemsize: K and V take at most half of the 64 KiB of shared memory
-    of a CDNA3 CU."""
+    of a CDNA3 CU.
+
+    A block of a prompt has 128 rows on AMD, 32 for each of its four waves, which is a matrix
+    instruction's height: of 64 rows two waves would multiply the same. 32 keys of 128 dimensions
+    leave registers for a second wave.
+    """
     dim_pad = _power_of_two(dim)
+    if amd and not decode and itemsize == 2 and dim_pad <= 128 and group <= 128:
+        block_n = 64 if dim_pad <= 64 else 32
+        return Tiles(block_m=128, block_n=block_n, num_warps=4, num_stages=2)
     block_n = max(16, min(64, _KV_TILE_BYTES // (dim_pad * itemsize)))
     least_m = max(16, _power_of_two(group))
     block_m = least_m if decode else max(least_m, 64 if dim_pad * itemsize <= 256 else 32)
@@ -194,7 +202,7 @@ def _attend(
     if tokens == 0:
         return
     group = heads // k.shape[-2]
-    tiles = choose_tiles(max(dim, v_dim), group, out.element_size(), decode)
+    tiles = choose_tiles(max(dim, v_dim), group, out.element_size(), decode, _on_amd())
     most = min(tokens, rows) if decode else tokens  # that the rows can have
     part_out, part_lse = _partials(q[:most], split.number, v_dim)
     common = {
@@ -223,6 +231,10 @@ def _attend(
             part_out, part_lse, cu_seqlens_q, sinks, out, lse, rows, out.stride(0), out.stride(1),
             SPLITS_PAD=_power_of_two(split.number), **common, num_warps=1,
         )  # fmt: skip
+
+
+def _on_amd() -> bool:
+    return torch.version.hip is not None
 
 
 def _is_decode(tokens: int, rows: int, max_seqlen_q: int) -> bool:
