@@ -113,7 +113,7 @@ test-rocm test-rocm-gfx950: $(TEST_PACKAGES)
 	rm -rf $(ROCM_SIM)/site/*.dist-info
 	GCN_TARGET=$(ROCM_TARGET) $(RUN) -m pytest -q -p no:cacheprovider -o pythonpath="$(ROCM_SIM)/site runtime ." \
 	    --device rocm-sim $(report) $(ROCM_TESTS) $(judged)
-	GCN_TARGET=$(ROCM_TARGET) PYTHONPATH="$(ROCM_SIM)/site:runtime:." $(RUN) -m tests.gcn.model_tokens --prompts 2
+	PYTHONPATH="$(ROCM_SIM)/site:runtime:." $(RUN) -m tests.gcn.model_tokens --target $(ROCM_TARGET) --prompts 2
 
 # Triton's kernels on the same executor, for gfx942 and gfx950: a cover of their tests, or those that TRITON_COVER says.
 TRITON_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,triton_attention triton_attention_fp8 triton_mla triton_fp8 \
