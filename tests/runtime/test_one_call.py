@@ -46,7 +46,10 @@ def test_one_call_of_packed_experts(
     def steps(first_row: int) -> torch.Tensor:
         rows = [Sequence(first_row + row, x) for row, x in enumerate(ids)]
         prompts = driver.step([(rows[0], 9), (rows[1], 9)])
-        return torch.cat([prompts, driver.step([(x, 1) for x in rows], from_device=tuple(rows))])
+        decode = driver.step([(x, 1) for x in rows], from_device=tuple(rows))
+        assert prompts is not None
+        assert decode is not None
+        return torch.cat([prompts, decode])
 
     assert decoder.applies_to(driver.pool)
     expected = steps(0)
