@@ -25,9 +25,9 @@ LAYERS = (
     ("_lazy",),
     ("_dispatch",),
     (
-        "_products", "activation", "attention", "comm", "decoder", "formats", "fused_rope", "gemm",
-        "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm", "packed_experts",
-        "packed_weight", "quantize", "rope", "sampling", "sampling_shards", "threads",
+        "_products", "activation", "attention", "comm", "decoder", "formats", "fp8", "fused_rope",
+        "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm",
+        "packed_experts", "packed_weight", "quantize", "rope", "sampling", "sampling_shards", "threads",
     ),
     ("capabilities",),
     ("",),  # the package itself
