@@ -9,7 +9,7 @@ find_program(RADIX_HIPCXX NAMES amdclang++ clang++-21 clang++-20 clang++-19
 set(RADIX_ZIG "" CACHE STRING "zig, whose clang compiles for targets that are too new for the other")
 file(REAL_PATH ${RADIX_HIPCXX} _real)
 cmake_path(GET _real PARENT_PATH _llvm)
-find_program(RADIX_BUNDLER clang-offload-bundler HINTS ${_llvm} REQUIRED)
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 if(DEFINED ENV{ROCM_PATH})
   set(_rocm $ENV{ROCM_PATH})
 elseif(EXISTS /opt/rocm/include/hip/hip_runtime.h)
@@ -90,8 +90,8 @@ foreach(source ${RADIX_GPU_SOURCES})
   set(_object ${CMAKE_BINARY_DIR}/hip/${_name}.o)
   cmake_path(GET _object PARENT_PATH _folder)
   file(MAKE_DIRECTORY ${_folder})
-  set(_parts /dev/null)
-  set(_targets host-x86_64-unknown-linux-gnu)
+  set(_parts "")
+  set(_inputs "")
   foreach(arch ${_archs})
     set(_part hip/${_name}.${arch}.co)
     add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/${_part}
@@ -100,17 +100,14 @@ foreach(source ${RADIX_GPU_SOURCES})
       DEPENDS ${source} DEPFILE ${CMAKE_BINARY_DIR}/${_part}.d WORKING_DIRECTORY ${CMAKE_BINARY_DIR}
       COMMENT "HIP ${_name} [${arch}]" VERBATIM)
     list(APPEND _parts ${CMAKE_BINARY_DIR}/${_part})
-    list(APPEND _targets hipv4-amdgcn-amd-amdhsa--${arch})
+    list(APPEND _inputs ${arch}=${CMAKE_BINARY_DIR}/${_part})
   endforeach()
-  list(TRANSFORM _parts PREPEND -input= OUTPUT_VARIABLE _inputs)
-  list(JOIN _targets "," _targets)
-  list(REMOVE_AT _parts 0)
   string(MD5 _id ${_name})  # of a symbol that each object defines
   add_custom_command(OUTPUT ${_object}
-    COMMAND ${RADIX_BUNDLER} -type=o -bundle-align=4096 -targets=${_targets} ${_inputs} -output=${_object}.hipfb
+    COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/cmake/hip_bundle.py ${_object}.hipfb ${_inputs}
     COMMAND ${RADIX_HIPCXX} ${_flags} --cuda-host-only -Xclang -cuid=${_id} -Xclang -fcuda-include-gpubinary -Xclang ${_object}.hipfb
       -MD -MF ${_object}.d -MT hip/${_name}.o -c ${source} -o ${_object}
-    DEPENDS ${source} ${_parts} DEPFILE ${_object}.d COMMENT "HIP ${_name} [host]" VERBATIM)
+    DEPENDS ${source} ${_parts} ${CMAKE_SOURCE_DIR}/cmake/hip_bundle.py DEPFILE ${_object}.d COMMENT "HIP ${_name} [host]" VERBATIM)
   set_source_files_properties(${_object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_sources(radix_kernels PRIVATE ${_object})
 endforeach()
