@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import psutil
@@ -14,7 +15,9 @@ import pytest
 from radix_runtime.constraint import Constraint
 from radix_runtime.errors import RequestError
 from radix_runtime.grammar import child, masker
+from radix_runtime.grammar.compiler_process import Tries
 from radix_runtime.grammar.compilers import Compilers
+from radix_runtime.grammar.frames import Compile, Refused
 from radix_runtime.grammar.masker_process import GrammarCache, hold_back
 from tests.runtime.mask_rig import (
     EOS,
@@ -84,12 +87,28 @@ def test_a_fork_serves_until_it_dies(compilers: Compilers) -> None:
     fork.kill()
     fork = fork_after("c")
     fork.suspend()
-    crashed = compilers.compile(Constraint("regex", "d"))
+    tried_again = compilers.compile(Constraint("regex", "d"))
     fork.kill()
-    with pytest.raises(RequestError) as error:
-        crashed.result(PATIENCE)
-    assert (error.value.status, error.value.code) == (400, "grammar_too_complex")
+    assert tried_again.result(PATIENCE) == []  # it may not have been the cause
     assert fork_after("e") != fork
+
+
+class Deadly:
+    """A backend that kills whoever compiles."""
+
+    def compile(self, constraint: Constraint) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_grammar_that_kills_a_new_fork_is_refused() -> None:
+    backend: Any = Deadly()
+    tries = Tries(backend, slots=1, cpu_seconds=10)
+    tries.add(Compile(7, constraint=Constraint("regex", "a")))
+    ((key, _),) = tries.selector.select(PATIENCE)
+    verdict = tries.read(key.data)
+    assert isinstance(verdict, Refused)
+    assert (verdict.job, verdict.status, verdict.code) == (7, 400, "grammar_too_complex")
+    assert not tries.is_busy
 
 
 def test_limits_of_a_grammar_end_that_grammar_alone() -> None:

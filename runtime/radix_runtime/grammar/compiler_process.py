@@ -41,7 +41,7 @@ Verdict = Accepted | Refused
 
 @dataclass(slots=True)
 class _Fork:
-    """A process that tries grammars. Of the one at work: its number, when it was begun, and the CPU
+    """A process that tries grammars. Of the one at work: its frame, when it was begun, and the CPU
     time and memory of the process by then."""
 
     pid: int
@@ -49,17 +49,23 @@ class _Fork:
     first_memory: int
     served: int = 0
     is_nice: bool = False
-    job: int = 0
+    frame: Compile | None = None
     started: float = 0.0
     seconds: float = 0.0
     memory: int = 0
 
     def begin(self, frame: Compile) -> None:
-        self.job = frame.job
+        self.frame = frame
         self.started = time.monotonic()
         self.seconds, self.memory = _usage(self.pid)
         self.served += 1
         self.connection.sendall(pack_frame(frame))
+
+    @property
+    def job(self) -> int:
+        """The number of the grammar at work."""
+        assert self.frame is not None
+        return self.frame.job
 
     @property
     def is_worn(self) -> bool:
@@ -95,14 +101,14 @@ class Tries:
         self._waiting.append(frame)
         self._fill_slots()
 
-    def read(self, descriptor: int) -> Verdict:
-        """The verdict of a fork that has something to say, or has died."""
+    def read(self, descriptor: int) -> Verdict | None:
+        """The verdict of a fork that has something to say, or has died; None where its grammar is
+        tried once more."""
         fork = self._busy[descriptor]
         try:
             verdict = read_frame(fork.connection)
         except (EOFError, OSError):
-            text = "the grammar is too complex: compiling it crashed"
-            return self._end(fork, _too_complex(fork.job, text))
+            return self._crashed(fork)
         assert isinstance(verdict, Verdict)
         if fork.is_worn:
             return self._end(fork, verdict)
@@ -110,6 +116,19 @@ class Tries:
         self._idle.append(fork)
         self._fill_slots()
         return verdict
+
+    def _crashed(self, fork: _Fork) -> Verdict | None:
+        """Of a fork that died in its first grammar that one is the cause. An earlier one, or
+        somebody's kill between two, may be that of another's."""
+        if fork.served == 1:
+            text = "the grammar is too complex: compiling it crashed"
+            return self._end(fork, _too_complex(fork.job, text))
+        frame = fork.frame
+        assert frame is not None
+        self._take_out(fork)
+        fork.end()
+        self._begin_in(self._fork(), frame)
+        return None
 
     def enforce_limits(self) -> list[Verdict]:
         """Kills the forks that are past a limit; their verdicts."""
@@ -152,11 +171,13 @@ class Tries:
     def _begin(self, frame: Compile) -> None:
         fork = self._idle.pop() if self._idle else self._fork()
         try:
-            fork.begin(frame)
+            self._begin_in(fork, frame)
         except OSError:  # it has died meanwhile
             fork.end()
-            fork = self._fork()
-            fork.begin(frame)
+            self._begin_in(self._fork(), frame)
+
+    def _begin_in(self, fork: _Fork, frame: Compile) -> None:
+        fork.begin(frame)
         descriptor = fork.connection.fileno()
         self._busy[descriptor] = fork
         self.selector.register(fork.connection, selectors.EVENT_READ, descriptor)
@@ -229,7 +250,9 @@ def _serve(connection: socket.socket) -> None:
                 assert isinstance(frame, Compile)
                 tries.add(frame)
             else:
-                verdicts.append(tries.read(key.data))
+                verdict = tries.read(key.data)
+                if verdict is not None:
+                    verdicts.append(verdict)
         verdicts += tries.enforce_limits()
         for verdict in verdicts:
             connection.sendall(pack_frame(verdict))

@@ -4,6 +4,12 @@
 
 #include "gpu/kv/kv_cache.cu"
 
+namespace radix::backend {
+DType native_fp8(rk_device) {  // NVIDIA's
+  return DType::f8e4m3;
+}
+}  // namespace radix::backend
+
 namespace {
 
 using namespace emulated;

@@ -11,6 +11,15 @@ using namespace gpu;
 
 constexpr int kThreads = 256;
 
+// x / (1 + e^-x) to about 20 bits.
+__device__ inline float fast_silu(float x) {
+#if defined(__HIP__)
+  return x * __builtin_amdgcn_rcpf(1.f + __builtin_amdgcn_exp2f(-0x1.715476p+0f * x));
+#else
+  return __fdividef(x, 1.f + __expf(-x));
+#endif
+}
+
 // T is the type of the elements: 16-bit results do not need the last bits of float32's exponential.
 struct Silu {
   template <class T>

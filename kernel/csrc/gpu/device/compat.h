@@ -141,13 +141,5 @@ __device__ inline float exponential(float x) {
   return expf(x);
 #endif
 }
-// x / (1 + e^-x) to about 20 bits.
-__device__ inline float fast_silu(float x) {
-#if defined(__HIP__)
-  return x * __builtin_amdgcn_rcpf(1.f + __builtin_amdgcn_exp2f(-0x1.715476p+0f * x));
-#else
-  return __fdividef(x, 1.f + __expf(-x));
-#endif
-}
 
 }  // namespace radix::gpu
