@@ -144,7 +144,12 @@ __global__ void __launch_bounds__(kThreads) gather_latent_kernel(Gather g, int64
     const int64_t t = quotient(i, words), word = remainder(i, words);
     const Place place = g.token(t);
     const auto* from = reinterpret_cast<const Word*>(g.address(place));
-    reinterpret_cast<Word*>(g.out + t * g.out_row)[word] = place != kNowhere ? from[word] : Word{};
+    Word* const to = reinterpret_cast<Word*>(g.out + t * g.out_row) + word;
+    // Two stores: a value that is chosen first would go through memory on AMD.
+    if (place != kNowhere)
+      *to = from[word];
+    else
+      *to = Word{};
   }
 }
 
