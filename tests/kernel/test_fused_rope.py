@@ -12,6 +12,7 @@ import radix_kernels as rk
 from radix_kernels.reference.kv_cache import quantize, to_fp8
 from tests.kernel.helpers import (
     FLOATS,
+    FP8,
     ROUNDED_ONCE,
     assert_close,
     assert_same_bits,
@@ -173,7 +174,8 @@ def test_fp8_caches(dtype, count, dim, rotary, rng):
     args = case(rng, 13, dim, rotary, dtype)
     _, k = oracle(args)
     scales = {n: torch.rand(count, generator=rng) / 20 + 0.01 for n in "kv"}
-    kind = torch.float8_e4m3fn
+    kind = FP8
+    largest = torch.finfo(kind).max
     caches = {n: torch.zeros(PAGES, PAGE_SIZE, 2, dim, dtype=torch.uint8) for n in "kv"}
     stored = {f"{n}_cache": cache.view(kind) for n, cache in caches.items()}
     given = {f"{n}_scale": scale for n, scale in scales.items()}
@@ -183,7 +185,7 @@ def test_fp8_caches(dtype, count, dim, rotary, rng):
     values = to_fp8(args["v"][kept], scales["v"], kind)
     assert torch.equal(caches["v"].flatten(0, 1)[slots].view(kind).float(), values.float())
     found = caches["k"].flatten(0, 1)[slots].view(kind).double()
-    wanted = (k[kept] / scales["k"].double()[:, None]).clamp(-448, 448)
+    wanted = (k[kept] / scales["k"].double()[:, None]).clamp(-largest, largest)
     assert ((found - wanted).abs() <= wanted.abs() / 16 * 1.001 + 2**-10).all()
 
 
@@ -294,7 +296,9 @@ def test_errors_leave_the_tensors_alone(name, value, error, rng):
     assert all(torch.isnan(args[n]).all() or n == name for n in ("k_cache", "v_cache"))
 
 
-def test_an_odd_head_is_not_supported(rng):
+def test_an_odd_head_is_not_supported(rng, pytestconfig):
+    if pytestconfig.getoption("--device") == "rocm-sim":
+        pytest.skip("the reference, which refuses it, takes no arrays of the executor")
     args = case(rng, dim=64)
     views = {n: args[n][..., :63] for n in ("q", "k", "v", "k_cache", "v_cache")}
     weights = {n: args[n][:63].contiguous() for n in ("q_weight", "k_weight")}

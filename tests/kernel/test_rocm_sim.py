@@ -59,7 +59,6 @@ SQUARE = Mutant(r"v_fmac_f32_e32 (v\d+), (v\d+, v\d+)", r"v_add_f32_e32 \1, \2")
 LARGEST = Mutant(r"v_max_f32_e32 (.*)", r"v_min_f32_e32 \1")
 EXPONENTIAL = Mutant(r"v_exp_f32_e32 (.*)", r"v_log_f32_e32 \1")
 NEIGHBOUR = Mutant(r"(.*_dpp .*)quad_perm:\[1,0,3,2\](.*)", r"\1quad_perm:[0,1,2,3]\2")
-MIRROR = Mutant(r"(.*_dpp .*)row_half_mirror(.*)", r"\1row_mirror\2")
 LANE = Mutant(r"v_readlane_b32 (s\d+), (v\d+), 48", r"v_readlane_b32 \1, \2, 16")
 ROUNDING = Mutant(r"v_cvt_pk_fp8_f32 (v\d+), (v\d+), (v\d+)", r"v_cvt_pk_fp8_f32 \1, \3, \2")
 CLAMP = Mutant(r"v_med3_f32 (v\d+), (v\d+), .*", r"v_mov_b32_e32 \1, 0")
@@ -93,8 +92,8 @@ PLANTED = {
     ),
     "rope": (LOADED_LATER, ARGUMENTS, STORE, LOAD, ROW),
     "silu_and_mul": (LOADED, ARGUMENTS, BOUND, EXPONENTIAL, LANES),
-    "store_kv_cache": (LOADED, LOADED_LATER, STORE, LOAD, LANES, ROW),
-    "per_token_quant": (BARRIER, LOADED, STORE_WORD, NEIGHBOUR, MIRROR, LARGEST, PARTIAL, LANES),
+    "store_kv_cache": (LOADED, LOADED_LATER, STORE, LOAD, ROW),
+    "per_token_quant": (BARRIER, LOADED, STORE_WORD, NEIGHBOUR, LARGEST, PARTIAL, LANES),
     "topk_softmax": (LOADED_LATER, ARGUMENTS, SUM, STORE_WORD, LOAD, NEIGHBOUR, EXPONENTIAL),
     "merge_state": (LOADED, ARGUMENTS, EXPONENTIAL, STORE, LOAD),
     "store_mla_kv": (LOADED_LATER, ARGUMENTS, STORE, LOAD),
