@@ -5,9 +5,8 @@ file as pyproject.toml, runs pip on it (scikit-build-core, cmake, ninja), and gi
 manylinux tag that its symbols allow. Only changed files are staged anew and the build folder is
 kept, so a second run compiles what changed. Backends do not share a folder.
 
-The ROCm library's code for gfx950 needs clang 20 or later. Where none is installed, that of PyPI's
-package `ziglang` makes it, which is fetched into build/ziglang; where it cannot be had either, the
-wheel is built without gfx950, and a line says so.
+The ROCm library's code for gfx950, made where --archs asks for it, needs clang 20 or later. Where
+none is installed, that of PyPI's package `ziglang` makes it, which is fetched into build/ziglang.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def hip_compiler() -> str | None:
 def newer_clang(archs: str) -> str:
     """The `zig` whose clang compiles for gfx950; '' where it is not needed or cannot be had."""
     compiler = hip_compiler()
-    wanted = not archs or NEWEST_TARGET in archs
-    if compiler is None or not wanted or knows(compiler, NEWEST_TARGET):
+    if compiler is None or NEWEST_TARGET not in archs or knows(compiler, NEWEST_TARGET):
         return ""
     folder = ROOT / "build/ziglang"
     zig = folder / "ziglang/zig"
@@ -105,12 +103,10 @@ def newer_clang(archs: str) -> str:
         done = subprocess.run([*command, ZIGLANG], capture_output=True, text=True)
         if done.returncode:
             problem = done.stderr.strip().splitlines()[-1:]
-            print(
-                f"built without {NEWEST_TARGET}: {compiler} does not know it and {ZIGLANG} cannot"
-                f" be installed ({' '.join(problem)})",
-                file=sys.stderr,
+            raise SystemExit(
+                f"{compiler} does not know {NEWEST_TARGET}, and {ZIGLANG} cannot be installed:"
+                f" {' '.join(problem)}"
             )
-            return ""
     return str(zig)
 
 
