@@ -214,7 +214,7 @@ class ForwardBatch:
         which read and write fixed addresses and follow from the shape: a graph may hold them.
 
         `next_token` int32 [max_rows + 2, max_samples] holds the tokens that a row decodes next: the
-        last accepted one (-1, a failed draw behind drafts, is read as id 0), then drafts.
+        last accepted one (-1, a failed draw, is read as id 0), then drafts.
         `committed_len` int32 [max_rows + 2] counts the tokens of a row that are in its pages for
         good; that of the dummy row is 0. Decode entries start there; chunks set it to their
         `kv_len`."""

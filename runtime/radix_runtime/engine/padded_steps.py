@@ -143,13 +143,14 @@ class PaddedSteps:
         if self._sampler is not None and self._logits is not None:
             positions = self._batch.sample_positions[:samples]
             self._sampler.draw(self._logits[:samples], positions, out=self._ids[:samples])
-        self._settle(samples)
+        # Without masks nobody is late; but other ranks do not know whether rank 0 has some.
+        self._settle(samples, all_drawn=self._comm.world_size == 1)
 
-    def _settle(self, samples: int) -> None:
+    def _settle(self, samples: int, *, all_drawn: bool = False) -> None:
         """Tells the other ranks the ids, of padding too, and moves the rows on."""
         ids = self._ids[:samples]
         self._comm.broadcast(ids)
-        self._state.accept(self._batch, ids)
+        self._state.accept(self._batch, ids, all_drawn=all_drawn)
 
     def capture_plans(self) -> list[StepPlan]:
         """A step of each shape, without page deltas. Those with chunks are first, and larger ones

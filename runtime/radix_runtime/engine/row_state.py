@@ -28,26 +28,31 @@ class RowState:
         self._accepted = self.next_token[:, 0]
         self._ones = torch.ones(max_rows, dtype=torch.int32, device=where)
 
-    def accept(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor:
+    def accept(
+        self, batch: ForwardBatch, ids: torch.Tensor, *, all_drawn: bool = False
+    ) -> torch.Tensor:
         """Moves the rows of `batch` past what it accepts of `ids`, int32: its samples, with those
         of padding.
 
         Of an entry the first sample is accepted, and each further one whose draft equals the sample
         before it. The last accepted one is the row's next token; a decode row is longer by the
-        accepted ones. An entry whose first sample is -1 has drawn nothing: its row stays as it is.
-        Returns how many are accepted of an entry that has drawn, int32 [N]. Does not
-        synchronise."""
+        accepted ones. An entry whose first sample is -1 has drawn nothing: its row stays as it is;
+        with `all_drawn` nobody looks, and a -1 is accepted like other ids. Returns how many are
+        accepted of an entry that has drawn, int32 [N]. Does not synchronise."""
         first = last = ids
         counts = self._ones[: len(ids)]
         if batch.is_ragged:
             first = ids.index_select(0, batch.cu_samples[:-1])
             counts = self._count_accepted(batch, ids)
             last = ids.index_select(0, batch.cu_samples[:-1] + counts - 1)
-        has_drawn = first >= 0
-        before = self._accepted.index_select(0, batch.sample_rows)
-        last = torch.where(has_drawn, last, before)
+        growth = counts
+        if not all_drawn:
+            has_drawn = first >= 0
+            before = self._accepted.index_select(0, batch.sample_rows)
+            last = torch.where(has_drawn, last, before)
+            growth = counts * has_drawn
         self._accepted.index_put_((batch.sample_rows,), last)
-        self.committed_len.index_add_(0, batch.grow_rows, counts * has_drawn)
+        self.committed_len.index_add_(0, batch.grow_rows, growth)
         return counts
 
     def _count_accepted(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor:
