@@ -39,17 +39,28 @@ def main(argv: list[str]) -> None:
     def switch(is_fused: bool) -> None:
         model.runner.model.greedy_tokens = fused if is_fused else lambda hidden: None
 
-    times = take_turns(model.runner, switch)
+    measure_turns(model, args, switch, _line)
+
+
+def measure_turns(
+    model: Any,
+    args: argparse.Namespace,
+    switch: Callable[[bool], None],
+    line: Callable[[int, list[float], list[float]], str],
+) -> None:
+    """Prints a `line` for each number of rows, of the seconds of steps with `switch(False)` and
+    with `switch(True)`, which take turns."""
+    times = _take_turns(model.runner, switch)
     print(f"{args.model.name} {args.weights}, radix {model.version}, {args.threads} threads")
     for rows in args.rows:
         model.decode(rows, CONTEXT, 1)  # brings the prompts into the cache
         times.clear()
         while len(times[rows, True]) < args.steps:
             model.decode(rows, CONTEXT, 32)
-        print(_line(rows, times[rows, False], times[rows, True]), flush=True)
+        print(line(rows, times[rows, False], times[rows, True]), flush=True)
 
 
-def take_turns(runner: Any, switch: Callable[[bool], None]) -> dict[tuple[int, bool], list[float]]:
+def _take_turns(runner: Any, switch: Callable[[bool], None]) -> dict[tuple[int, bool], list[float]]:
     """Seconds of decode steps from now on, by rows and by what `switch` was called with before
     each: True and False in turns."""
     run = runner.run

@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 
 from .cpu import MODEL, PEERS
-from .greedy import CONTEXT, take_turns
+from .greedy import measure_turns
 
 
 def main(argv: list[str]) -> None:
@@ -38,19 +38,14 @@ def main(argv: list[str]) -> None:
         fused._decoder = held if in_one_call else None
 
     held = fused._decoder
-    times = take_turns(model.runner, switch)
-    print(f"{args.model.name} {args.weights}, radix {model.version}, {args.threads} threads")
-    for rows in args.rows:
-        model.decode(rows, CONTEXT, 1)  # brings the prompts into the cache
-        times.clear()
-        while len(times[rows, True]) < args.steps:
-            model.decode(rows, CONTEXT, 32)
-        layers = times[rows, False]
-        one = times[rows, True]
-        ratio = statistics.median(a / b for a, b in zip(layers, one, strict=False))
-        usual = f"{statistics.median(layers) * 1e3:.2f} ms, in one call"
-        print(
-            f"  {rows:2d} rows: layer by layer {usual} {statistics.median(one) * 1e3:.2f} ms, "
-            f"ratio {ratio:.2f}, {len(one)} pairs",
-            flush=True,
-        )
+    measure_turns(model, args, switch, _line)
+
+
+def _line(rows: int, layers: list[float], one: list[float]) -> str:
+    """Pairs of neighbours; the last may have none."""
+    ratio = statistics.median(a / b for a, b in zip(layers, one, strict=False))
+    usual = f"{statistics.median(layers) * 1e3:.2f} ms, in one call"
+    return (
+        f"  {rows:2d} rows: layer by layer {usual} {statistics.median(one) * 1e3:.2f} ms, "
+        f"ratio {ratio:.2f}, {len(one)} pairs"
+    )
