@@ -31,17 +31,17 @@ def test_sums_run_in_rank_order_and_are_rounded_once(world, dtype, rng):
     assert ((got.double() - exact).norm() / exact.norm()) < bound
 
 
-def test_norm_is_that_of_the_rounded_residual(rng):
+def test_norm_is_that_of_the_residual_before_it_is_rounded(rng):
     inputs = torch.randn(2, 3, 64, generator=rng).bfloat16()
     residual = torch.randn(3, 64, generator=rng).bfloat16()
     weight = torch.randn(64, generator=rng)
     new, out = reference.all_reduce_add_rmsnorm(
         inputs, residual, weight, 1e-6, compute_dtype=torch.float64
     )
-    x = reference.all_reduce(inputs, compute_dtype=torch.float32)
-    r = residual.clone()
-    reference.fused_add_rmsnorm(x, r, weight, 1e-6, compute_dtype=torch.float64)
-    assert torch.equal(new, r) and torch.equal(out, x)
+    total = reference.all_reduce(inputs, compute_dtype=torch.float32).double() + residual.double()
+    assert torch.equal(new, total.bfloat16())
+    normed = total / torch.sqrt(total.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+    assert torch.equal(out, normed.bfloat16())
 
 
 def test_without_kernels_every_rank_is_told(tmp_path):

@@ -16,7 +16,7 @@ typedef struct rk_rmsnorm_args {
 } rk_rmsnorm_args;
 RK_API rk_status rk_rmsnorm(const rk_rmsnorm_args* args, rk_stream stream);
 
-/* In place: residual = input + residual, rounded once to the dtype; input = rmsnorm(that rounded residual).
+/* In place: input = rmsnorm(input + residual), the sum in float32; residual = that sum, rounded once to the dtype.
  * input, residual [..., H] of one shape and dtype. */
 typedef struct rk_fused_add_rmsnorm_args {
   uint32_t struct_size;

@@ -31,8 +31,9 @@ typedef struct rk_per_token_quant_fp8_args {
 } rk_per_token_quant_fp8_args;
 RK_API rk_status rk_per_token_quant_fp8(const rk_per_token_quant_fp8_args* args, rk_stream stream);
 
-/* value = x / sqrt(mean(x^2) + eps) * weight, not rounded before; x = input, or with a residual (as input; in place)
- * x = residual = input + residual, rounded to its dtype. weight [h]: input's dtype or fp32. Groups as above. */
+/* value = x / sqrt(mean(x^2) + eps) * weight, not rounded before; x = input, or with a residual (as input)
+ * x = input + residual, which residual keeps, rounded to its dtype. weight [h]: input's dtype or fp32. Groups as above.
+ */
 typedef struct rk_rmsnorm_quant_fp8_args {
   uint32_t struct_size;
   int32_t group_size;

@@ -215,8 +215,8 @@ class GpuCommunicator:
         algorithm: str = "auto",
         blocks: int = 0,
     ) -> torch.Tensor:
-        """`residual += all_reduce(input); out = rmsnorm(residual) * weight` in one launch; returns
-        out.
+        """`residual += all_reduce(input); out = rmsnorm(residual) * weight` in one launch, the
+        norm that of the new residual before it is rounded; returns out.
 
         input, residual: [..., H] of one floating dtype, 16-byte aligned, rows of at most 32 KiB in
         multiples of 16 bytes. weight: [H], input's dtype or float32. out: as input (default: input

@@ -33,12 +33,11 @@ def rmsnorm(input: Array, weight: Array, eps: float = 1e-6, *, out: Array | None
 
 
 def fused_add_rmsnorm(input: Array, residual: Array, weight: Array, eps: float = 1e-6) -> None:
-    """`residual += input; input = rmsnorm(residual) * weight`, both in place.
+    """`total = residual + input; residual = total; input = rmsnorm(total) * weight`, in place.
 
     input, residual: [..., H] of one dtype (bfloat16, float16, float32), rows may be strided.
-    weight: [H], input's dtype or float32. The sum is rounded once to the dtype and the norm is
-    taken of the rounded sum, so that the result equals an add followed by `rmsnorm` (on a GPU up to
-    the order of the sum of squares). Tolerances and errors as `rmsnorm`.
+    weight: [H], input's dtype or float32. The norm is that of the float32 total; what residual
+    keeps is rounded once to its dtype. Tolerances and errors as `rmsnorm`.
     """
     run = _dispatch.native("fused_add_rmsnorm", input)
     if run is not None:

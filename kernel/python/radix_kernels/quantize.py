@@ -116,9 +116,9 @@ def rmsnorm_quant_fp8(
 ) -> tuple[Array, Array]:
     """`rmsnorm` and `per_token_group_quant` of it in one pass, nothing rounded in between.
 
-    residual: as input; in place residual += input, rounded to its dtype, and the norm is that of
-    the sum, as in `fused_add_rmsnorm`, but input stays as it is. group_size None: one scale per
-    row. Everything else as those ops.
+    residual: as input; in place residual += input, and the norm is that of the sum before it is
+    rounded to residual's dtype, as in `fused_add_rmsnorm`, but input stays as it is. group_size
+    None: one scale per row. Everything else as those ops.
     """
     op = "rmsnorm_quant_fp8"
     size = None if group_size is None else _group_size(group_size)

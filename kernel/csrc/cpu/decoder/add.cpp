@@ -20,8 +20,24 @@ void add(DType dtype, void* to, const void* x, int64_t begin, int64_t end) {
   });
 }
 
+void add_scaled(DType dtype, void* to, const void* x, float scale, int64_t n) {
+  constexpr int W = Vec::width;
+  const Vec factor = set1(scale);
+  dispatch_float(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    T* sum = static_cast<T*>(to);
+    const T* from = static_cast<const T*>(x);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(sum + i, load(sum + i) + load(from + i) * factor);
+    if (i < n) {
+      const int tail = static_cast<int>(n - i);
+      store(sum + i, load(sum + i, tail) + load(from + i, tail) * factor, tail);
+    }
+  });
+}
+
 }  // namespace
 
-const DecoderKernels decoder_table = {add};
+const DecoderKernels decoder_table = {add, add_scaled};
 
 }  // namespace radix::cpu::RK_ISA

@@ -13,23 +13,41 @@ inline float scale_of(float sum_of_squares, int64_t hidden, float eps) {
   return 1.f / __builtin_sqrtf(sum_of_squares / static_cast<float>(hidden) + eps);
 }
 
+// What is normalized: a row, or the sum of two in float32.
 template <class T>
-float sum_of_squares(const T* x, int64_t n) {
+struct Plain {
+  const T* x;
+  template <class... Count>
+  Vec at(int64_t i, Count... count) const {
+    return load(x + i, count...);
+  }
+};
+template <class T>
+struct Sum {
+  const T *x, *residual;
+  template <class... Count>
+  Vec at(int64_t i, Count... count) const {
+    return load(x + i, count...) + load(residual + i, count...);
+  }
+};
+
+template <class Source>
+float sum_of_squares(const Source& x, int64_t n) {
   Vec s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();
   int64_t i = 0;
   for (; i + 4 * W <= n; i += 4 * W) {
-    const Vec a = load(x + i), b = load(x + i + W), c = load(x + i + 2 * W), d = load(x + i + 3 * W);
+    const Vec a = x.at(i), b = x.at(i + W), c = x.at(i + 2 * W), d = x.at(i + 3 * W);
     s0 = fma(a, a, s0);
     s1 = fma(b, b, s1);
     s2 = fma(c, c, s2);
     s3 = fma(d, d, s3);
   }
   for (; i + W <= n; i += W) {
-    const Vec a = load(x + i);
+    const Vec a = x.at(i);
     s0 = fma(a, a, s0);
   }
   if (i < n) {
-    const Vec a = load(x + i, static_cast<int>(n - i));
+    const Vec a = x.at(i, static_cast<int>(n - i));
     s1 = fma(a, a, s1);
   }
   return reduce_sum(s0, s1, s2, s3);
@@ -45,13 +63,22 @@ void scale_row(const T* x, const TW* weight, T* out, int64_t n, float scale) {
     store(out + i, load(x + i, tail) * r * load(weight + i, tail), tail);
 }
 
-// residual = x + residual, rounded.
-template <class T>
-void add_row(const T* x, T* residual, int64_t n) {
+// residual = x + residual; x = that sum, not rounded, times scale and weight.
+template <class T, class TW>
+void add_and_scale_row(T* x, T* residual, const TW* weight, int64_t n, float scale) {
+  const Vec r = set1(scale);
+  const Sum<T> sum{x, residual};
   int64_t i = 0;
-  for (; i + W <= n; i += W) store(residual + i, load(x + i) + load(residual + i));
-  if (const int tail = static_cast<int>(n - i); tail > 0)
-    store(residual + i, load(x + i, tail) + load(residual + i, tail), tail);
+  for (; i + W <= n; i += W) {
+    const Vec s = sum.at(i);
+    store(residual + i, s);
+    store(x + i, s * r * load(weight + i));
+  }
+  if (const int tail = static_cast<int>(n - i); tail > 0) {
+    const Vec s = sum.at(i, tail);
+    store(residual + i, s, tail);
+    store(x + i, s * r * load(weight + i, tail), tail);
+  }
 }
 
 // Calls fn(Type<T>, Type<TW>) with the types of the rows and of the weight.
@@ -72,7 +99,7 @@ void rmsnorm(const RmsnormTask& task, int64_t begin, int64_t end) {
     using TW = typename decltype(tw)::type;
     for (int64_t row = begin; row < end; row++) {
       const T* x = task.input.at<T>(row);
-      const float scale = scale_of(sum_of_squares(x, task.hidden), task.hidden, task.eps);
+      const float scale = scale_of(sum_of_squares(Plain<T>{x}, task.hidden), task.hidden, task.eps);
       scale_row(x, static_cast<const TW*>(task.weight), task.out.at<T>(row), task.hidden, scale);
     }
   });
@@ -85,9 +112,8 @@ void fused_add_rmsnorm(const FusedAddRmsnormTask& task, int64_t begin, int64_t e
     for (int64_t row = begin; row < end; row++) {
       T* x = task.input.at<T>(row);
       T* residual = task.residual.at<T>(row);
-      add_row(x, residual, task.hidden);
-      const float scale = scale_of(sum_of_squares(residual, task.hidden), task.hidden, task.eps);
-      scale_row(residual, static_cast<const TW*>(task.weight), x, task.hidden, scale);
+      const float scale = scale_of(sum_of_squares(Sum<T>{x, residual}, task.hidden), task.hidden, task.eps);
+      add_and_scale_row(x, residual, static_cast<const TW*>(task.weight), task.hidden, scale);
     }
   });
 }

@@ -1,6 +1,6 @@
 // All-reduce, residual add, RMSNorm and quantization in one launch: a block takes whole rows through its channel, so
-// the row whose sum has arrived stays in registers until its norm is written. The bytes over the link are those of the
-// all-reduce; what is saved is the other ops' launches and their passes over memory.
+// the row whose sum has arrived stays in shared memory until its norm is written. The bytes over the link are those of
+// the all-reduce; what is saved is the other ops' launches and their passes over memory.
 #include "api/all_reduce.h"
 #include "common/tensor.h"
 #include "gpu/comm/all_reduce_plan.h"
@@ -48,42 +48,44 @@ struct Combine {
   }
 };
 
-// The word's elements times their weights; returns the largest magnitude.
+// What is normalized: the sum over the ranks and the residual, not rounded.
 template <class T>
-__device__ float weighted(const Norm<T>& norm, int word, const Pack<T, 16 / sizeof(T)>& pack,
-                          float (&values)[16 / sizeof(T)]) {
+__device__ void add(const Pack<T, 16 / sizeof(T)>& sum, const Pack<T, 16 / sizeof(T)>& residual,
+                    float (&values)[16 / sizeof(T)]) {
+#pragma unroll
+  for (size_t j = 0; j < 16 / sizeof(T); j++) values[j] = to_float(sum.at[j]) + to_float(residual.at[j]);
+}
+
+// Multiplies the word's elements by their weights; returns the largest magnitude.
+template <class T>
+__device__ float weigh(const Norm<T>& norm, int word, float (&values)[16 / sizeof(T)]) {
   constexpr int kSize = 16 / sizeof(T);
   if (norm.weight_is_float) {
     const float* weight = static_cast<const float*>(norm.weight) + word * kSize;
 #pragma unroll
-    for (int j = 0; j < kSize; j++) values[j] = weight[j];
+    for (int j = 0; j < kSize; j++) values[j] *= weight[j];
   } else {
     const T* weight = static_cast<const T*>(norm.weight) + word * kSize;
 #pragma unroll
-    for (int j = 0; j < kSize; j++) values[j] = to_float(weight[j]);
+    for (int j = 0; j < kSize; j++) values[j] *= to_float(weight[j]);
   }
   float largest = 0;
 #pragma unroll
-  for (int j = 0; j < kSize; j++) {
-    values[j] *= to_float(pack.at[j]);
-    largest = fmaxf(largest, fabsf(values[j]));
-  }
+  for (int j = 0; j < kSize; j++) largest = fmaxf(largest, fabsf(values[j]));
   return largest;
 }
 
-// residual += sum, rounded; adds the squares.
 template <class T>
-__device__ void add_to(Pack<T, 16 / sizeof(T)>& residual, const Words& sum, float& squares) {
-  constexpr int kSize = 16 / sizeof(T);
-  const auto x = bits_as<Pack<T, kSize>>(sum);
+__device__ void store_rounded(T* to, const float (&values)[16 / sizeof(T)], float factor) {
+  Pack<T, 16 / sizeof(T)> pack;
 #pragma unroll
-  for (int j = 0; j < kSize; j++) {
-    from_float(to_float(x.at[j]) + to_float(residual.at[j]), residual.at[j]);
-    squares += to_float(residual.at[j]) * to_float(residual.at[j]);
-  }
+  for (size_t j = 0; j < 16 / sizeof(T); j++) from_float(values[j] * factor, pack.at[j]);
+  store_pack<16 / sizeof(T)>(to, pack);
 }
 
-// Writes row `row`: its words in `kept` times weight and `factor`. All threads of the block call it.
+// Writes row `row` and its residual, from the sums over the ranks in `kept`. The residual is read a second time, by the
+// thread that writes it: it waits for weights anyway, and float32 sums would take 64 KiB of shared memory. All threads
+// of the block call it.
 template <class T>
 __device__ void write_row(const Norm<T>& norm, int64_t row, const Pack<T, 16 / sizeof(T)>* kept, float factor,
                           float largest) {
@@ -92,17 +94,19 @@ __device__ void write_row(const Norm<T>& norm, int64_t row, const Pack<T, 16 / s
   for (int base = 0; base < norm.words; base += kThreads) {
     const int word = base + threadIdx.x, first = word * kSize;
     float values[kSize] = {}, here = 0;
-    if (word < norm.words) here = weighted(norm, word, kept[word], values);
+    if (word < norm.words) {
+      T* residual = norm.residual + row * hidden + first;
+      add(kept[word], load_pack<kSize>(residual), values);
+      store_rounded(residual, values, 1.f);
+      here = weigh(norm, word, values);
+    }
     if (norm.grouped) {  // a group is of neighbouring lanes; all of a warp take part
 #pragma unroll
       for (int mask = kGroup / kSize / 2; mask > 0; mask >>= 1) here = fmaxf(here, shuffle_xor(here, mask));
     }
     if (word >= norm.words) continue;
     if (norm.out) {
-      Pack<T, kSize> pack;
-#pragma unroll
-      for (int j = 0; j < kSize; j++) from_float(values[j] * factor, pack.at[j]);
-      store_pack<kSize>(norm.out + row * hidden + first, pack);
+      store_rounded(norm.out + row * hidden + first, values, factor);
       continue;
     }
     const float scale = fmaxf((norm.grouped ? here : largest) * factor, kLeast) / e4m3::kLargest;
@@ -134,11 +138,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       send_batch<N>(channel, stretch, base, kThreads, view.rank * per_block);
   }
   for (int begin = 0; begin < stretch.count; begin += norm.words) {
-    T* residual = norm.residual + (stretch.first + begin) * kSize;
+    const T* residual = norm.residual + (stretch.first + begin) * kSize;
     RowFacts facts;
     for (int word = threadIdx.x; word < norm.words; word += kThreads) {
       const int place = begin + word;
-      auto row = load_pack<kSize>(residual + word * kSize);  // under way while we wait
+      const auto before = load_pack<kSize>(residual + word * kSize);  // under way while we wait
       Words sum;
       if (kTwoShot) {
         sum = channel.look(N * share + place);
@@ -149,11 +153,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         settle_all<N>(channel, view.rank, place, per_block, w, wait);
         sum = sum_of<T, N>(w);
       }
-      add_to(row, sum, facts.squares);
-      store_pack<kSize>(residual + word * kSize, row);
-      kept[word] = row;
+      kept[word] = bits_as<Pack<T, kSize>>(sum);
       float values[kSize];
-      if (norm.quantized && !norm.grouped) facts.largest = fmaxf(facts.largest, weighted(norm, word, row, values));
+      add(kept[word], before, values);
+#pragma unroll
+      for (int j = 0; j < kSize; j++) facts.squares += values[j] * values[j];
+      if (norm.quantized && !norm.grouped) facts.largest = fmaxf(facts.largest, weigh(norm, word, values));
     }
     facts = bits_as<RowFacts>(block_reduce<kThreads>(packed(facts), Combine()));
     const float mean = facts.squares / static_cast<float>(norm.words * kSize);

@@ -32,17 +32,29 @@ __device__ inline float scale_of(float sum, int64_t n, float eps) {
   return 1.f / sqrtf(sum / static_cast<float>(n) + eps);
 }
 
-template <int N, class T>
-__device__ void add_pack(Pack<T, N>& sum, const Pack<T, N>& other) {
+// What is normalized, at one of its elements: x, or the sum of x and `other` before it is rounded.
+template <bool kAdd, int N, class T>
+__device__ float value_of(const Pack<T, N>& x, const Pack<T, N>& other, int j) {
+  if constexpr (kAdd) return to_float(x.at[j]) + to_float(other.at[j]);
+  return to_float(x.at[j]);
+}
+
+template <bool kAdd, int N, class T>
+__device__ float squares(const Pack<T, N>& x, const Pack<T, N>& other) {
+  float sum = 0;
 #pragma unroll
-  for (int j = 0; j < N; j++) from_float(to_float(sum.at[j]) + to_float(other.at[j]), sum.at[j]);
+  for (int j = 0; j < N; j++) {
+    const float value = value_of<kAdd>(x, other, j);
+    sum += value * value;
+  }
+  return sum;
 }
 
 template <int N, class T>
-__device__ float squares(const Pack<T, N>& x) {
-  float sum = 0;
+__device__ Pack<T, N> rounded_sum(const Pack<T, N>& x, const Pack<T, N>& other) {
+  Pack<T, N> sum;
 #pragma unroll
-  for (int j = 0; j < N; j++) sum += to_float(x.at[j]) * to_float(x.at[j]);
+  for (int j = 0; j < N; j++) from_float(value_of<true>(x, other, j), sum.at[j]);
   return sum;
 }
 
@@ -51,11 +63,11 @@ __device__ void load_weight(const W* weight, W (&w)[N]) {
   load_wide<(kPackSize<W> < N ? kPackSize<W> : N)>(weight, w);
 }
 
-template <int N, class T, class W>
-__device__ Pack<T, N> scaled(const Pack<T, N>& x, const W (&w)[N], float scale) {
+template <bool kAdd, int N, class T, class W>
+__device__ Pack<T, N> scaled(const Pack<T, N>& x, const Pack<T, N>& other, const W (&w)[N], float scale) {
   Pack<T, N> out;
 #pragma unroll
-  for (int j = 0; j < N; j++) from_float(to_float(x.at[j]) * scale * to_float(w[j]), out.at[j]);
+  for (int j = 0; j < N; j++) from_float(value_of<kAdd>(x, other, j) * scale * to_float(w[j]), out.at[j]);
   return out;
 }
 
@@ -79,7 +91,7 @@ __global__ void __launch_bounds__(kBlock<kGroup>) register_kernel(Task task) {
   for (int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kGroup; row < task.input.count;
        row += int64_t{gridDim.x} * kRows) {
     T *input = task.input.at<T>(row), *second = task.second.at<T>(row);
-    Pack<T, N> x[kPacks], other[kAdd ? kPacks : 1];
+    Pack<T, N> x[kPacks], other[kPacks];  // other: with kAdd
     float sum = 0;
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
@@ -92,11 +104,8 @@ __global__ void __launch_bounds__(kBlock<kGroup>) register_kernel(Task task) {
     for (int p = 0; p < kPacks; p++) {
       const int i = lane + p * kGroup;
       if (i >= packs) continue;
-      if constexpr (kAdd) {
-        add_pack(x[p], other[p]);
-        store_pack<N>(second + i * N, x[p]);
-      }
-      sum += squares(x[p]);
+      if constexpr (kAdd) store_pack<N>(second + i * N, rounded_sum(x[p], other[p]));
+      sum += squares<kAdd>(x[p], other[p]);
     }
     if constexpr (kGroup == RK_WARP) {
       sum = warp_reduce(sum, Sum());
@@ -110,17 +119,17 @@ __global__ void __launch_bounds__(kBlock<kGroup>) register_kernel(Task task) {
       const int i = lane + p * kGroup;
       if (i >= packs) continue;
       if constexpr (kEarly) {
-        store_pack<N>(out + i * N, scaled(x[p], early[p], scale));
+        store_pack<N>(out + i * N, scaled<kAdd>(x[p], other[p], early[p], scale));
       } else {
         W w[N];
         load_weight(weight + i * N, w);
-        store_pack<N>(out + i * N, scaled(x[p], w, scale));
+        store_pack<N>(out + i * N, scaled<kAdd>(x[p], other[p], w, scale));
       }
     }
   }
 }
 
-// A block a row of any length. Each thread reads back just the elements that it wrote.
+// A block a row of any length, read twice. A thread writes just the elements that it alone reads.
 template <bool kAdd, int N, class T, class W>
 __global__ void __launch_bounds__(kThreads) memory_kernel(Task task) {
   const W* weight = static_cast<const W*>(task.weight);
@@ -129,20 +138,23 @@ __global__ void __launch_bounds__(kThreads) memory_kernel(Task task) {
     T *input = task.input.at<T>(row), *second = task.second.at<T>(row);
     float sum = 0;
     for (int64_t i = int64_t{threadIdx.x} * N; i < task.n; i += kThreads * N) {
-      auto x = load_pack<N>(input + i);
-      if constexpr (kAdd) {
-        add_pack(x, load_pack<N>(second + i));
-        store_pack<N>(second + i, x);
-      }
-      sum += squares(x);
+      Pack<T, N> other;
+      const auto x = load_pack<N>(input + i);
+      if constexpr (kAdd) other = load_pack<N>(second + i);
+      sum += squares<kAdd>(x, other);
     }
     const float scale = scale_of(block_reduce<kThreads>(sum, Sum()), task.n, task.eps);
-    const T* from = kAdd ? second : input;
     T* out = kAdd ? input : second;
     for (int64_t i = int64_t{threadIdx.x} * N; i < task.n; i += kThreads * N) {
       W w[N];
+      Pack<T, N> other;
       load_weight(weight + i, w);
-      store_pack<N>(out + i, scaled(load_pack<N>(from + i), w, scale));
+      const auto x = load_pack<N>(input + i);
+      if constexpr (kAdd) {
+        other = load_pack<N>(second + i);
+        store_pack<N>(second + i, rounded_sum(x, other));
+      }
+      store_pack<N>(out + i, scaled<kAdd>(x, other, w, scale));
     }
   }
 }

@@ -180,13 +180,34 @@ struct NormTask {
   bool add;
 };
 
-template <int N, class T, class W>
-__device__ inline void normed(const T* x, const W* weight, float factor, float (&v)[N]) {
-  const auto pack = load_pack<N>(x);
+template <int N, class T>
+__device__ inline void load_values(const T* from, float (&v)[N]) {
+  const auto pack = load_pack<N>(from);
+#pragma unroll
+  for (int j = 0; j < N; j++) v[j] = to_float(pack.at[j]);
+}
+
+template <int N, class T>
+__device__ inline void add_values(const T* from, float (&v)[N]) {
+  const auto pack = load_pack<N>(from);
+#pragma unroll
+  for (int j = 0; j < N; j++) v[j] += to_float(pack.at[j]);
+}
+
+template <int N, class T>
+__device__ inline void store_rounded(T* to, const float (&v)[N]) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; j++) from_float(v[j], pack.at[j]);
+  store_pack<N>(to, pack);
+}
+
+template <int N, class W>
+__device__ inline void weigh(const W* weight, float factor, float (&v)[N]) {
   W w[N];
   load_wide<(kPackSize<W> < N ? kPackSize<W> : N)>(weight, w);
 #pragma unroll
-  for (int j = 0; j < N; j++) v[j] = to_float(pack.at[j]) * factor * to_float(w[j]);
+  for (int j = 0; j < N; j++) v[j] = v[j] * factor * to_float(w[j]);
 }
 
 // A block a row, in registers. `lanes` neighbouring lanes share a group; 0: the row is one.
@@ -196,27 +217,21 @@ __global__ void __launch_bounds__(kBlock) norm_kernel(NormTask task, Result resu
   const W* weight = static_cast<const W*>(task.weight);
   wait_for_previous();
   for (int64_t row = blockIdx.x; row < result.out.count; row += gridDim.x) {
-    const T* input = task.input.at<T>(row);
     float v[kRowPacks][N] = {}, squares = 0;
     W w[kRowPacks][N] = {};
     const auto column = [&](int p) { return (p * kBlock + static_cast<int>(threadIdx.x)) * N; };
 #pragma unroll
     for (int p = 0; p < kRowPacks; p++) {
       if (column(p) >= result.width) continue;
-      auto pack = load_pack<N>(input + column(p));
+      load_values(task.input.at<T>(row) + column(p), v[p]);
       load_wide<(kPackSize<W> < N ? kPackSize<W> : N)>(weight + column(p), w[p]);
       if (task.add) {
         T* residual = task.residual.at<T>(row) + column(p);
-        const auto other = load_pack<N>(residual);
-#pragma unroll
-        for (int j = 0; j < N; j++) from_float(to_float(other.at[j]) + to_float(pack.at[j]), pack.at[j]);
-        store_pack<N>(residual, pack);
+        add_values(residual, v[p]);
+        store_rounded(residual, v[p]);
       }
 #pragma unroll
-      for (int j = 0; j < N; j++) {
-        v[p][j] = to_float(pack.at[j]);
-        squares += v[p][j] * v[p][j];
-      }
+      for (int j = 0; j < N; j++) squares += v[p][j] * v[p][j];
     }
     const float mean = block_reduce<kBlock>(squares, Sum()) / static_cast<float>(result.width);
     const float factor = 1.f / sqrtf(mean + task.eps);
@@ -251,25 +266,21 @@ __global__ void __launch_bounds__(kThreads) long_norm_kernel(NormTask task, Resu
   wait_for_previous();
   for (int64_t row = blockIdx.x; row < result.out.count; row += gridDim.x) {
     T* x = task.add ? task.residual.at<T>(row) : task.input.at<T>(row);
-    float squares = 0;
+    float v[N], scale = 0, squares = 0;
     for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
-      auto pack = load_pack<N>(x + i);
-      if (task.add) {
-        const auto other = load_pack<N>(task.input.at<T>(row) + i);
+      load_values(x + i, v);
+      if (task.add) add_values(task.input.at<T>(row) + i, v);
 #pragma unroll
-        for (int j = 0; j < N; j++) from_float(to_float(pack.at[j]) + to_float(other.at[j]), pack.at[j]);
-        store_pack<N>(x + i, pack);  // read back below by this very thread
-      }
-#pragma unroll
-      for (int j = 0; j < N; j++) squares += to_float(pack.at[j]) * to_float(pack.at[j]);
+      for (int j = 0; j < N; j++) squares += v[j] * v[j];
     }
     const float mean = block_reduce<kThreads>(squares, Sum()) / static_cast<float>(n);
     const float factor = 1.f / sqrtf(mean + task.eps);
-    float v[N], scale = 0;
     if (lanes == 0) {
       float largest = 0;
       for (int64_t i = int64_t{threadIdx.x} * N; i < n; i += kThreads * N) {
-        normed(x + i, weight + i, factor, v);
+        load_values(x + i, v);
+        if (task.add) add_values(task.input.at<T>(row) + i, v);
+        weigh(weight + i, factor, v);
         largest = fmaxf(largest, largest_of(v));
       }
       scale = scale_of<F>(block_reduce<kThreads>(largest, Max()));
@@ -280,7 +291,14 @@ __global__ void __launch_bounds__(kThreads) long_norm_kernel(NormTask task, Resu
       const int64_t i = first + threadIdx.x * N;
 #pragma unroll
       for (int j = 0; j < N; j++) v[j] = 0;
-      if (i < n) normed(x + i, weight + i, factor, v);
+      if (i < n) {
+        load_values(x + i, v);
+        if (task.add) {
+          add_values(task.input.at<T>(row) + i, v);
+          store_rounded(x + i, v);  // read for the last time, by this very thread
+        }
+        weigh(weight + i, factor, v);
+      }
       if (lanes > 0) scale = scale_of<F>(largest_of_group(v, lanes));
       if (i >= n) continue;
       store_quantized<F>(result.out.at<uint8_t>(row) + i, v, scale);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .norm import rmsnorm
+from .norm import fused_add_rmsnorm
 
 
 def all_reduce(inputs: torch.Tensor, *, compute_dtype: torch.dtype) -> torch.Tensor:
@@ -23,11 +23,9 @@ def all_reduce_add_rmsnorm(
     *,
     compute_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(residual + all_reduce(inputs), its norm). The sum over the ranks and the new residual are
-    each rounded to the residual's dtype, as separate ops would; all_reduce sums in float32
-    there."""
-    total = all_reduce(inputs, compute_dtype=torch.float32)
-    new = (residual.to(torch.float32) + total.to(torch.float32)).to(residual.dtype)
-    out = torch.empty_like(new)
-    rmsnorm(new, weight, eps, out=out, compute_dtype=compute_dtype)
+    """(residual + all_reduce(inputs), its norm): `fused_add_rmsnorm` of the sum over the ranks,
+    which is taken in float32 and rounded to the residual's dtype."""
+    out = all_reduce(inputs, compute_dtype=torch.float32)
+    new = residual.clone()
+    fused_add_rmsnorm(out, new, weight, eps, compute_dtype=compute_dtype)
     return new, out

@@ -30,8 +30,9 @@ def fused_add_rmsnorm(
     compute_dtype: torch.dtype = torch.float64,
 ) -> None:
     """See `radix_kernels.fused_add_rmsnorm`."""
-    residual.copy_(input.to(compute_dtype) + residual.to(compute_dtype))
-    rmsnorm(residual, weight, eps, out=input, compute_dtype=compute_dtype)
+    total = input.to(compute_dtype) + residual.to(compute_dtype)
+    residual.copy_(total)
+    rmsnorm(total, weight, eps, out=input, compute_dtype=compute_dtype)
 
 
 def layernorm(

@@ -70,7 +70,8 @@ def rmsnorm_quant_fp8(
     """See `radix_kernels.rmsnorm_quant_fp8`."""
     x = input.to(compute_dtype)
     if residual is not None:
-        x = residual.copy_(x + residual.to(compute_dtype)).to(compute_dtype)
+        x = x + residual.to(compute_dtype)
+        residual.copy_(x)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(compute_dtype)
     return _grouped(x, group_size, dtype)
 
