@@ -31,14 +31,10 @@ int vec_dim(const Shape& s) {
   return s.head_dim <= 128 ? 128 : 256;
 }
 
-// A stride of `elements` in pieces of 16 bytes; of a cache the kernel's offsets reach 64 GiB.
-uint32_t pieces(const Params& p, int64_t elements) {
-  return static_cast<uint32_t>(elements * (p.kv_dtype == DType::f8e4m3 ? 1 : 2) / 16);
-}
-void need_reach(const Params& p, int64_t page, int64_t token) {
-  const int64_t bytes = p.kv_dtype == DType::f8e4m3 ? 1 : 2, pages = std::max<int64_t>(p.kv_pages, 1);
-  const int64_t last = (pages - 1) * page + (p.page_size - 1) * token;
-  if (last * bytes >> 36) fail(RK_UNSUPPORTED, "flash_attn_with_kvcache: a cache of more than 64 GiB");
+// Of strides in elements.
+CacheStrides strides_of(const Params& p, int64_t page, int64_t token) {
+  const int64_t bytes = p.kv_dtype == DType::f8e4m3 ? 1 : 2;
+  return cache_strides("flash_attn_with_kvcache", p.kv_pages, p.page_size, page * bytes, token * bytes);
 }
 
 }  // namespace
@@ -63,10 +59,8 @@ void run_decode(const Params& params, rk_stream stream) {
   a.short_row = short_row_of(params);
   a.levels = levels_of(params, kChunkLog2, a.short_row);
   if ((params.page_size & (params.page_size - 1)) == 0) a.page_shift = __builtin_ctz(params.page_size);
-  need_reach(params, params.k_page, params.k_token);
-  need_reach(params, params.v_page, params.v_token);
-  a.k_page = pieces(params, params.k_page), a.k_token = pieces(params, params.k_token);
-  a.v_page = pieces(params, params.v_page), a.v_token = pieces(params, params.v_token);
+  a.k_strides = strides_of(params, params.k_page, params.k_token);
+  a.v_strides = strides_of(params, params.v_page, params.v_token);
   a.nodes = static_cast<char*>(params.workspace);
   for (int64_t row = 0; row < params.batch; row += kMaxRows) {
     a.first_row = static_cast<int>(row);

@@ -63,12 +63,12 @@ class Loader {
     if (x_ < x_end_) {
       const uint32_t unit = ring_ + slot_ * C::kUnitBytes;
       if constexpr (kValues) {
-        copy(unit, v_, a_.v_page, a_.v_token);
+        copy(unit, v_, a_.v_strides);
         step_ += C::kWarps;
         settle();
       } else {
         if constexpr (C::kPagesOfChunk) page_ = pages_.of(step_);
-        copy(unit, k_, a_.k_page, a_.k_token);
+        copy(unit, k_, a_.k_strides);
       }
     }
     slot_ = slot_ + 1 == C::kUnits ? 0 : slot_ + 1;
@@ -100,16 +100,16 @@ class Loader {
     }
   }
   // Each copy of the warp takes 512 bytes: some rows, each as a whole.
-  __device__ void copy(uint32_t unit, const char* from, uint32_t per_page, uint32_t per_token) {
+  __device__ void copy(uint32_t unit, const char* from, const CacheStrides& strides) {
     constexpr int kRowsAtOnce = 32 / C::kRowPieces;
     const int lane = threadIdx.x % 32, piece = lane % C::kRowPieces;
-    const uint32_t mine = page_ * per_page + in_page_ * per_token;
+    const uint32_t mine = strides.offset(page_, in_page_);
     from += piece * 16;
     const auto each = [&](const auto& copy_row) {
 #pragma unroll
       for (int i = 0; i < C::kTokens / kRowsAtOnce; i++) {
         const int token = i * kRowsAtOnce + lane / C::kRowPieces;
-        copy_row(unit + place_of<C>(token, piece), from + uint64_t{__shfl_sync(~0u, mine, token)} * 16, token);
+        copy_row(unit + place_of<C>(token, piece), strides.address(from, __shfl_sync(~0u, mine, token)), token);
       }
     };
     if (valid_ == kAll && a_.p.head_dim == C::kDim) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "sm90/common/attention_params.cuh"
+#include "sm90/common/cache_offsets.cuh"
 
 namespace radix::attention::prefill {
 
@@ -18,7 +19,8 @@ struct Args {
   int box_tokens = 0;       // keys that one copy brings, a divisor of the page size; 0: keys are gathered one by one
   int page_shift = -1;      // log2 of the page size, or -1
   float scale_log2 = 0;     // softmax_scale * log2(e); with a soft cap 1, and scores arrive scaled
-  float cap_in = 0, cap_out = 0;  // score -> cap_out * tanh(score * cap_in)
+  float cap_in = 0, cap_out = 0;            // score -> cap_out * tanh(score * cap_in)
+  sm90::CacheStrides k_strides, v_strides;  // where keys are gathered
 };
 
 // One tile, as the producer hands it to the consumers. Blocks of keys n_begin .. n_end - 1 are visible to some query.

@@ -31,11 +31,12 @@ class Gatherer {
   struct Pages {
     int at[kPlaces];
   };
-  // Keys or values as they lie in memory; steps in elements.
+  // Keys or values as they lie in memory; head: of a KV head, in elements.
   struct Source {
     const void* data;
     int dim;
-    int64_t page, token, head;
+    int64_t head;
+    const sm90::CacheStrides& strides;
   };
 
  public:
@@ -51,9 +52,8 @@ class Gatherer {
     Pages pages = look_up(n);
     for (; n >= begin_; n--) {
       const Pages ahead = look_up(n - 1);
-      copy({p.k, p.head_dim, p.k_page, p.k_token, p.k_head}, n, pages, shared_.k, shared_.k_full, shared_.k_empty,
-           k_at_);
-      copy({p.v, p.v_dim, p.v_page, p.v_token, p.v_head}, n, pages, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
+      copy({p.k, p.head_dim, p.k_head, a_.k_strides}, n, pages, shared_.k, shared_.k_full, shared_.k_empty, k_at_);
+      copy({p.v, p.v_dim, p.v_head, a_.v_strides}, n, pages, shared_.v, shared_.v_full, shared_.v_empty, v_at_);
       pages = ahead;
     }
   }
@@ -83,16 +83,15 @@ class Gatherer {
   __device__ void copy(const Source& source, int n, const Pages& pages, char (&stages)[C::kStages][kBytes],
                        uint64_t* full, uint64_t* empty, sm90::Ring<C::kStages>& ring) {
     const int token = n * C::kBlockN + first_, valid = kv_len_ - token;
-    uint32_t begins[kPlaces];  // of this lane's rows, in units of 16 bytes
+    uint32_t begins[kPlaces];  // of this lane's rows, in units of the strides
 #pragma unroll
-    for (int i = 0; i < kPlaces; i++)
-      begins[i] = (pages.at[i] * source.page + slot_of(token + row_of(i)) * source.token) / kPiece;
+    for (int i = 0; i < kPlaces; i++) begins[i] = source.strides.offset(pages.at[i], slot_of(token + row_of(i)));
     const char* data = static_cast<const char*>(source.data) + kv_head_ * source.head * int{sizeof(T)} + lane_ % 8 * 16;
     sm90::barrier_wait(&empty[ring.index], ring.parity ^ 1);
     if (valid >= kRows && source.dim * int{sizeof(T)} * C::kBlockN == kBytes) {
-      copy_rows<kBytes, false>(data, begins, valid, source.dim, sm90::shared_address(stages[ring.index]));
+      copy_rows<kBytes, false>(data, begins, source, valid, sm90::shared_address(stages[ring.index]));
     } else {
-      copy_rows<kBytes, true>(data, begins, valid, source.dim, sm90::shared_address(stages[ring.index]));
+      copy_rows<kBytes, true>(data, begins, source, valid, sm90::shared_address(stages[ring.index]));
     }
     sm90::cp_async_mbarrier_arrive(&full[ring.index]);
     ring.next();
@@ -100,9 +99,10 @@ class Gatherer {
 
   // Four rows at a time, one column of 128 bytes after the other. A copy reads its address's registers late: addresses
   // of kBatch times four rows have registers of their own, or each would wait for the copies before it. Zeros from row
-  // `valid` and from element `dim` on.
+  // `valid` and from element `source.dim` on.
   template <int kBytes, bool kMask>
-  __device__ void copy_rows(const char* data, const uint32_t (&begins)[kPlaces], int valid, int dim, uint32_t block) {
+  __device__ void copy_rows(const char* data, const uint32_t (&begins)[kPlaces], const Source& source, int valid,
+                            uint32_t block) {
     constexpr int kColumns = kBytes / C::kBlockN / 128;
     const int chunk = lane_ % 8, row = lane_ / 8;
     // Rows of 128 bytes; the pieces of row r stand at places ^ r % 8.
@@ -113,13 +113,13 @@ class Gatherer {
       const char* from[kBatch];
 #pragma unroll
       for (int at = first; at < min(first + 4 * kBatch, kRows); at += 4)
-        from[(at - first) / 4] = data + uint64_t{__shfl_sync(~0u, begins[at / 32], at % 32 / 4, 8)} * 16;
+        from[(at - first) / 4] = source.strides.address(data, __shfl_sync(~0u, begins[at / 32], at % 32 / 4, 8));
 #pragma unroll
       for (int at = first; at < min(first + 4 * kBatch, kRows); at += 4)
 #pragma unroll
         for (int c = 0; c < kColumns; c++)
           gather_16((to ^ at % 8 << 4) + (c * C::kBlockN + at) * 128, from[(at - first) / 4] + c * 128,
-                    !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < dim));
+                    !kMask || (at + row < valid && c * C::kRowElements + chunk * kPiece < source.dim));
     }
   }
 

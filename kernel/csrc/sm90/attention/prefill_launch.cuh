@@ -50,16 +50,23 @@ int box_tokens(const Params& p) {
   return tokens % 8 == 0 ? tokens : 0;
 }
 
+// Of strides in elements.
+template <class C>
+CacheStrides gather_strides(const Params& p, int64_t page, int64_t token) {
+  constexpr int kSize = sizeof(typename C::T);
+  return cache_strides("flash_attn_with_kvcache", p.kv_pages, p.page_size, page * kSize, token * kSize);
+}
+
 template <class C>
 void launch_config(Args a, rk_stream stream) {
   const Params& p = a.p;
   a.tokens_per_tile = C::kBlockM / p.group();
   a.tokens_per_step = a.tokens_per_tile * C::kCluster;
   a.box_tokens = C::kGather ? 0 : box_tokens<C>(p);
-  const auto last = [&](int64_t page, int64_t token) { return (p.kv_pages - 1) * page + (p.page_size - 1) * token; };
-  const int64_t reach = std::max(last(p.k_page, p.k_token), last(p.v_page, p.v_token)) * int{sizeof(typename C::T)};
-  if (C::kGather && reach >= int64_t{16} << 32)
-    fail(RK_UNSUPPORTED, "flash_attn: prefill gathers from at most 64 GiB, got %lld pages", (long long)p.kv_pages);
+  if (C::kGather) {
+    a.k_strides = gather_strides<C>(p, p.k_page, p.k_token);
+    a.v_strides = gather_strides<C>(p, p.v_page, p.v_token);
+  }
   const int sms = gpu::multiprocessors(p.device);
   const int64_t steps = (p.tokens / a.tokens_per_step + p.batch) * p.kv_heads;
   if (steps > INT_MAX) fail(RK_UNSUPPORTED, "flash_attn: prefill cannot count %lld tiles", (long long)steps);

@@ -38,11 +38,10 @@ struct Args {
   int first_row = 0, rows = 0;  // of the batch, in this launch
   int group = 0;                // query heads of a KV head
   int groups = 0;
-  int chunk_log2 = 8;                                         // tokens of a chunk of a long row
-  int short_row = 0;                                          // most tokens of a short row; 0: all are long
-  int levels = 0;                                             // of the tree of the longest possible row
-  int page_shift = -1;                                        // log2 of the page size, or -1
-  uint32_t k_page = 0, k_token = 0, v_page = 0, v_token = 0;  // strides in pieces of 16 bytes
+  int chunk_log2 = 8;   // tokens of a chunk of a long row
+  int short_row = 0;    // most tokens of a short row; 0: all are long
+  int levels = 0;       // of the tree of the longest possible row
+  int page_shift = -1;  // log2 of the page size, or -1
   char* nodes = nullptr;
 };
 
