@@ -15,11 +15,13 @@ constexpr int kMaxHeldDims = 4;
 // A tensor that outlives the call it came with: the object keeps its memory, the view is a copy.
 class Held {
  public:
-  // NotImplementedError for a tensor of a GPU. call: for errors.
-  Held(Call& call, const char* name, py::handle object) : object_(py::reinterpret_borrow<py::object>(object)) {
+  // NotImplementedError for a tensor of a GPU, unless `anywhere`. call: for errors.
+  Held(Call& call, const char* name, py::handle object, bool anywhere = false)
+      : object_(py::reinterpret_borrow<py::object>(object)) {
     if (object.is_none()) return;
     view_ = *call.in(name, object);
-    if (view_.ndim > kMaxHeldDims || (view_.device.type != RK_DEVICE_CPU && view_.device.type != RK_DEVICE_CUDA_HOST))
+    const bool on_host = view_.device.type == RK_DEVICE_CPU || view_.device.type == RK_DEVICE_CUDA_HOST;
+    if (view_.ndim > kMaxHeldDims || (!on_host && !anywhere))
       raise(RK_UNSUPPORTED,
             (std::string("weights: ") + name + " is not a host tensor of at most 4 dimensions").c_str());
     std::copy_n(view_.shape, view_.ndim, shape_);
@@ -44,6 +46,10 @@ class Keeper {
  public:
   const rk_tensor* tensor(Call& call, const char* name, py::handle object) {
     return tensors_.emplace_back(call, name, object).tensor();
+  }
+  // Of any device.
+  const rk_tensor* device_tensor(Call& call, const char* name, py::handle object) {
+    return tensors_.emplace_back(call, name, object, true).tensor();
   }
   // object: a PackedDesc.
   const rk_packed_desc* desc(const py::object& object) {

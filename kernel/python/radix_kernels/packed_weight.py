@@ -53,6 +53,12 @@ class PackedWeight:
         """Bytes held, padding included."""
         return int(self.data.shape[0])
 
+    @property
+    def rows(self) -> Any:
+        """The same memory as a tensor [n, k] where it is laid out so, as on a GPU; None where it is
+        not."""
+        return self._rows if self.layout == REFERENCE_LAYOUT else None
+
     @cached_property
     def _rows(self) -> Any:
         # Of the layout `reference`: the same memory as [n, k]. Kept, for it takes longer to make

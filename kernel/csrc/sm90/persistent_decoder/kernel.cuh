@@ -1,0 +1,211 @@
+// A step of a dense decoder for up to eight rows in one launch: a block a multiprocessor, all layers in turn.
+//
+//   block: 8 warps that compute, a warpgroup of which one warp streams weights (weights.cuh). Between the parts of a
+//   layer the blocks exchange their results (exchange.cuh):
+//
+//     norm, q k v  |  norm, rotation, store, attention  |  o + residual  |  norm, gate up, silu  |  down + residual  |
+//
+// Shared memory: sums of a product (product.cuh); what attention's warps join (attend.cuh); a product's input; the
+// ring.
+#pragma once
+
+#include "sm90/common/pdl.cuh"
+#include "sm90/common/setmaxnreg.cuh"
+#include "sm90/persistent_decoder/attend.cuh"
+
+namespace radix::persistent_decoder {
+
+// Offsets in shared memory, in bytes. The sums of products lie at 0.
+struct SharedPlan {
+  int attention, input, barriers, ring, stages, bytes;
+};
+
+constexpr int kThreads = kComputeThreads + 128;
+constexpr int kFeedRegisters = 24, kComputeRegisters = 240;  // of a thread, after setmaxnreg
+constexpr int kSharedBytes = 227 << 10;                      // of a block of sm_90
+constexpr int kMaxStages = 16;
+
+__host__ __device__ constexpr int aligned(int bytes) {
+  return (bytes + 127) / 128 * 128;
+}
+
+__host__ __device__ inline int longest_input(const Params& p) {
+  const int heads = p.heads * kHeadDim, longer = heads > p.width ? heads : p.width;
+  return longer > p.hidden_size ? longer : p.hidden_size;
+}
+
+__host__ __device__ inline SharedPlan shared_plan(const Params& p) {
+  SharedPlan plan;
+  plan.attention = aligned(sizeof(ProductMemory));
+  const int out = kWarps * (p.heads / p.kv_heads) * kOutStep * static_cast<int>(sizeof(float));
+  plan.input = plan.attention + aligned(static_cast<int>(sizeof(AttentionMemory)) + out);
+  plan.barriers = plan.input + aligned(p.tokens * token_step(longest_input(p)));
+  plan.ring = plan.barriers + aligned(2 * kMaxStages * static_cast<int>(sizeof(uint64_t)));
+  const int room = (kSharedBytes - plan.ring) / kStageBytes;
+  plan.stages = room < kMaxStages ? room : kMaxStages;
+  plan.bytes = plan.ring + plan.stages * kStageBytes;
+  return plan;
+}
+
+// The embeddings become words, by the blocks to whose results the first layer will be added.
+__device__ inline void take_hidden(const Params& p, uint32_t flag) {
+  const Product owner = product_of(p, p.layers[0], 1);
+  const int first = owner.begin * kStageRows, columns = (owner.end - owner.begin) * kStageRows;
+  for (int i = threadIdx.x * 2; i < p.tokens * columns; i += kComputeThreads * 2) {
+    const int at = i / columns * p.hidden_size + first + i % columns;
+    put_word(p.workspace.hidden + at / 2, *reinterpret_cast<const uint32_t*>(p.hidden + at), flag);
+  }
+}
+
+// hidden = the norm of what the layers have made, a row a block.
+__device__ inline void norm_rows(const Params& p, uint32_t flag, float* shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int token = blockIdx.x; token < p.tokens; token += gridDim.x) {
+    const uint64_t* row = p.workspace.hidden + token * (p.hidden_size / 2);
+    float sum = 0;
+    for (int i = threadIdx.x * 8; i < p.hidden_size; i += kComputeThreads * 8) {
+      Words<4> words;
+      words.load(row + i / 2);
+      words.settle(row + i / 2, flag);
+      float x[8];
+      widen(packed(words), x);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum += x[j] * x[j];
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    compute_sync();
+    if (lane == 0) shared[warp] = sum;
+    compute_sync();
+    float all = 0;
+    for (int w = 0; w < kWarps; w++) all += shared[w];
+    const float scale = 1.f / sqrtf(all / static_cast<float>(p.hidden_size) + p.eps);
+    for (int i = threadIdx.x * 8; i < p.hidden_size; i += kComputeThreads * 8) {
+      Words<4> words;
+      words.load(row + i / 2);
+      float x[8], w[8];
+      widen(packed(words), x);
+      widen(*reinterpret_cast<const uint4*>(p.final_norm + i), w);
+#pragma unroll
+      for (int j = 0; j < 8; j++) x[j] = x[j] * scale * w[j];
+      *reinterpret_cast<uint4*>(p.hidden + int64_t{token} * p.hidden_size + i) = rounded(x);
+    }
+  }
+}
+
+// Flags of a layer: of the hidden states it takes, of q, k and v and the parts, of attention, of what the o product
+// makes of the hidden states, of the gated values. The layer after it takes the next.
+constexpr uint32_t kFlagsOfLayer = 5;
+
+// What a product reads and writes. flag: the layer's first.
+__device__ inline Input input_of(const Params& p, const Layer& layer, uint32_t flag, int which) {
+  switch (which) {
+    case 0: return {p.workspace.hidden, p.hidden_size, flag, layer.input_norm};
+    case 1: return {p.workspace.attended, p.heads * kHeadDim, flag + 2, nullptr};
+    case 2: return {p.workspace.hidden, p.hidden_size, flag + 3, layer.post_norm};
+    default: return {p.workspace.gated, p.width, flag + 4, nullptr};
+  }
+}
+__device__ inline Output output_of(const Params& p, const Layer& layer, uint32_t flag, int which) {
+  switch (which) {
+    case 0: return {p.workspace.qkv, qkv_rows(p), flag + 1, layer.qkv_bias, Finish::store};
+    case 1: return {p.workspace.hidden, p.hidden_size, flag + 3, nullptr, Finish::residual};
+    case 2: return {p.workspace.gated, p.width, flag + 4, nullptr, Finish::gated};
+    default: return {p.workspace.hidden, p.hidden_size, flag + 5, nullptr, Finish::residual};
+  }
+}
+
+// Words of the rows that this launch does not use, which else might have the age of a flag that comes back.
+__device__ inline void clear_unused_rows(const Params& p) {
+  const auto clear = [&](uint64_t* words, int row) {
+    for (int i = p.tokens * row + blockIdx.x * kComputeThreads + threadIdx.x; i < kMaxTokens * row;
+         i += gridDim.x * kComputeThreads)
+      words[i] = 0;
+  };
+  const Workspace& w = p.workspace;
+  clear(w.hidden, p.hidden_size / 2);
+  clear(w.qkv, qkv_rows(p) / 2);
+  clear(w.attended, p.heads * kHeadDim / 2);
+  clear(w.gated, p.width / 2);
+}
+
+// Takes the flags of a launch from where the one before left off.
+class Flags {
+ public:
+  // What the launch before wrote is visible. Flag 0 is that of a fresh workspace.
+  __device__ Flags(uint32_t* control, int layers)
+      : control_(control), first_(max(control[0], 1u)), next_(first_ + layers * kFlagsOfLayer + 1) {}
+
+  __device__ uint32_t first() const { return first_; }
+  // Whether a quarter of all flags has passed in this launch.
+  __device__ bool turned() const { return (first_ ^ next_) >> 30 != 0; }
+  // The last of a block. The last block to leave says where the next launch begins.
+  __device__ void leave() const {
+    compute_sync();
+    if (threadIdx.x != 0 || atomicAdd(control_ + 1, 1) != gridDim.x - 1) return;
+    control_[0] = next_;
+    control_[1] = 0;
+  }
+
+ private:
+  uint32_t* control_;
+  uint32_t first_, next_;
+};
+
+// The computing warps' part.
+__device__ inline void compute(const Params& p, const SharedPlan& plan, char* memory, const RingMemory& ring) {
+  ProductMemory& products = *reinterpret_cast<ProductMemory*>(memory);
+  AttentionMemory& attention_memory = *reinterpret_cast<AttentionMemory*>(memory + plan.attention);
+  const Flags flags(p.workspace.control, p.num_layers);
+  uint32_t flag = flags.first();
+  take_hidden(p, flag);
+  Consumer consumer(ring);
+  int turn = 0;
+  Item item;
+  if (static_cast<int>(blockIdx.x) < Item::count(p)) item = Item(p, blockIdx.x);
+  if (threadIdx.x < kHeadDim) attention_memory.cos_sin[threadIdx.x] = p.cos_sin[item.position * kHeadDim + threadIdx.x];
+  compute_sync();
+  Attention attention(p, item, attention_memory);
+  const Layer* layer = p.layers;
+#pragma unroll 1
+  for (int step = 0; step < p.num_layers * kProducts; step++) {
+    const int which = step % kProducts;
+    if (which == 0) attention.prefetch(*layer);
+    if (which == 1 && item.exists) attention.run(*layer, flag + 1);
+    run_product(product_of(p, *layer, which), input_of(p, *layer, flag, which), output_of(p, *layer, flag, which),
+                consumer, products, memory + plan.input, turn, p);
+    if (which < kProducts - 1) continue;
+    layer++;
+    flag += kFlagsOfLayer;
+  }
+  norm_rows(p, flag, &products.squares[0][0]);
+  if (flags.turned()) clear_unused_rows(p);
+  flags.leave();
+}
+
+__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) char memory[];
+  const SharedPlan plan = shared_plan(p);
+  uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + plan.barriers);
+  const RingMemory ring{memory + plan.ring, barriers, barriers + kMaxStages, plan.stages};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < plan.stages; i++) {
+      sm90::barrier_init(ring.full + i, 1);
+      sm90::barrier_init(ring.empty + i, kWarps * sm90::kWarpArrivals);
+    }
+    sm90::barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kComputeThreads) {
+    sm90::setmaxnreg_dec<kFeedRegisters>();
+    // Nothing in flight writes weights: not even the kernel before is waited for.
+    if (threadIdx.x < kComputeThreads + 32) stream_weights(p, ring);
+    return;
+  }
+  sm90::setmaxnreg_inc<kComputeRegisters>();
+  sm90::pdl_wait();
+  sm90::pdl_trigger();
+  compute(p, plan, memory, ring);
+}
+
+}  // namespace radix::persistent_decoder

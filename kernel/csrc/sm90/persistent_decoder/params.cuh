@@ -1,0 +1,66 @@
+// A dense decoder's layers, and a step of up to eight tokens through all of them, as the persistent kernel takes them.
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace radix::persistent_decoder {
+
+constexpr int kMaxTokens = 8;
+constexpr int kHeadDim = 128;
+constexpr int kMaxGroup = 8;              // query heads of a KV head
+constexpr int kMaxSplits = 32;            // parts of a row's context
+constexpr int kPartWords = kHeadDim + 2;  // of a head's result in a part: its maximum and sum, then the dims
+
+// One layer, in device memory. Weights are [rows, k], contiguous; what a model lacks is NULL.
+struct Layer {
+  const bf16 *qkv, *o, *gate_up, *down;
+  const bf16* qkv_bias;
+  const bf16 *input_norm, *post_norm;
+  const float *q_norm, *k_norm;
+  bf16 *k_cache, *v_cache;
+};
+
+// Elements between the pages, slots and heads of a cache.
+struct CacheSteps {
+  int64_t page, slot, head;
+};
+
+// What blocks hand each other: words of exchange.cuh. Zero before the first launch.
+struct Workspace {
+  uint64_t* hidden;    // [kMaxTokens, hidden_size / 2]: pairs of bf16
+  uint64_t* qkv;       // [kMaxTokens, qkv_rows / 2]
+  uint64_t* attended;  // [kMaxTokens, heads * kHeadDim / 2]
+  uint64_t* gated;     // [kMaxTokens, width / 2]
+  uint64_t* parts;     // [kMaxTokens, heads, kMaxSplits, kPartWords]: floats
+  uint32_t* control;   // the flag of the next launch, and how many blocks have left this one
+};
+
+struct Params {
+  const Layer* layers;
+  int num_layers;
+  int tokens;  // 1 to kMaxTokens, one of each row
+  int hidden_size, heads, kv_heads, width;
+  float eps, qk_eps;
+  float score_scale;  // times log2(e)
+  bf16* hidden;       // [tokens, hidden_size]: the embeddings, then the normed output
+  const bf16* final_norm;
+  const float* cos_sin;  // [max_position, kHeadDim]
+  int64_t max_position;
+  const int32_t* positions;
+  const int64_t* slots;
+  const int32_t* page_table;
+  int64_t page_table_step;
+  const int32_t* kv_lens;
+  int page_shift;  // log2 of a page's tokens
+  int num_slots;
+  CacheSteps cache;
+  Workspace workspace;
+};
+
+__host__ __device__ inline int qkv_rows(const Params& p) {
+  return (p.heads + 2 * p.kv_heads) * kHeadDim;
+}
+
+}  // namespace radix::persistent_decoder

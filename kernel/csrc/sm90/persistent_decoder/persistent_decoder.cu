@@ -1,0 +1,143 @@
+// The front of the persistent decoder: checked tensors become Params, which the workspace has room for.
+//
+// Workspace: the layers' table, then what blocks hand each other (exchange.cuh), all in one piece, so that few entries
+// of the address translation serve it.
+#include "api/persistent_decoder.h"
+
+#include <vector>
+
+#include "common/tensor.h"
+#include "sm90/persistent_decoder/kernel.cuh"
+
+namespace radix {
+namespace {
+
+using namespace persistent_decoder;
+using sm90::launch_dependent;
+using sm90::LaunchShape;
+
+constexpr const char* kOp = "persistent_decoder";
+
+const bf16* weights_of(const rk_tensor* t) {
+  return t ? data_ptr<bf16>(*t) : nullptr;
+}
+const float* floats_of(const rk_tensor* t) {
+  return t ? data_ptr<float>(*t) : nullptr;
+}
+
+// What follows from the decoder alone.
+Params shared_params(const rk_persistent_decoder& d) {
+  const rk_dense_layer& first = d.layers[0];
+  const rk_tensor& cache = *first.k_cache;
+  Params p = {};
+  p.num_layers = d.num_layers;
+  p.hidden_size = static_cast<int>(d.final_norm->shape[0]);
+  p.heads = d.heads;
+  p.kv_heads = d.kv_heads;
+  p.width = static_cast<int>(first.down->shape[1]);
+  p.eps = d.eps;
+  p.qk_eps = d.qk_eps;
+  p.score_scale = d.softmax_scale * sm90::kLog2e;
+  p.final_norm = weights_of(d.final_norm);
+  p.cos_sin = floats_of(d.cos_sin_cache);
+  p.max_position = d.cos_sin_cache->shape[0];
+  while ((int64_t{1} << p.page_shift) < cache.shape[1]) p.page_shift++;
+  p.num_slots = static_cast<int>(cache.shape[0] * cache.shape[1]);
+  p.cache = {cache.strides[0], cache.strides[1], cache.strides[2]};
+  return p;
+}
+
+bool is_served(const Params& p, const rk_tensor& cache) {
+  const auto is_k = [](int k) { return k >= kChunk && k % kUnit == 0; };
+  const int64_t rows = qkv_rows(p) > 2 * p.width ? qkv_rows(p) : 2 * p.width;
+  return p.hidden_size % 256 == 0 && p.hidden_size <= kMaxNormed && is_k(p.hidden_size) && is_k(p.heads * kHeadDim) &&
+         is_k(p.width) && p.heads / p.kv_heads <= kMaxGroup && (int64_t{1} << p.page_shift) == cache.shape[1] &&
+         cache.shape[0] * cache.shape[1] < int64_t{1} << 31 && rows / kStageRows * 1024 < int64_t{1} << 31;
+}
+
+// The workspace's parts, in words of 64 bits.
+struct WorkspaceMap {
+  int64_t layers, hidden, qkv, attended, gated, parts, control, words;
+
+  explicit WorkspaceMap(const Params& p) {
+    constexpr int64_t kAlignWords = 32;
+    int64_t at = 0;
+    const auto take = [&](int64_t count) {
+      const int64_t begin = at;
+      at += (count + kAlignWords - 1) / kAlignWords * kAlignWords;
+      return begin;
+    };
+    layers = take(int64_t{p.num_layers} * sizeof(Layer) / 8);
+    control = take(1);
+    hidden = take(kMaxTokens * p.hidden_size / 2);
+    qkv = take(kMaxTokens * qkv_rows(p) / 2);
+    attended = take(kMaxTokens * p.heads * kHeadDim / 2);
+    gated = take(kMaxTokens * p.width / 2);
+    parts = take(int64_t{kMaxTokens} * p.heads * kMaxSplits * kPartWords);
+    words = at;
+  }
+};
+static_assert(sizeof(Layer) % 8 == 0);
+
+// The most tokens of a call on a device with so many multiprocessors.
+int most_tokens(Params p, int blocks) {
+  int most = 0;
+  for (p.tokens = 1; p.tokens <= kMaxTokens; p.tokens++)
+    if (p.tokens * p.kv_heads <= blocks && shared_plan(p).stages >= kMinStages) most = p.tokens;
+  return most;
+}
+
+}  // namespace
+
+namespace backend {
+
+PersistentDecoderNeeds persistent_decoder_needs(const rk_persistent_decoder& decoder) {
+  const rk_device device = decoder.final_norm->device;
+  const Params p = shared_params(decoder);
+  const bool is_hopper = gpu::device_attribute<cudaDevAttrComputeCapabilityMajor>(device, kOp) == 9;
+  if (!is_hopper || !is_served(p, *decoder.layers[0].k_cache)) return {0, 0};
+  return {WorkspaceMap(p).words * 8, most_tokens(p, gpu::multiprocessors(device))};
+}
+
+void prepare_persistent_decoder(const rk_persistent_decoder& decoder, rk_stream stream) {
+  std::vector<Layer> layers;
+  for (int i = 0; i < decoder.num_layers; i++) {
+    const rk_dense_layer& l = decoder.layers[i];
+    layers.push_back({weights_of(l.qkv), weights_of(l.o), weights_of(l.gate_up), weights_of(l.down),
+                      weights_of(l.qkv_bias), weights_of(l.input_norm), weights_of(l.post_norm), floats_of(l.q_norm),
+                      floats_of(l.k_norm), data_ptr<bf16>(*l.k_cache), data_ptr<bf16>(*l.v_cache)});
+  }
+  const gpu::DeviceScope scope(decoder.final_norm->device);
+  const auto queue = reinterpret_cast<cudaStream_t>(stream);
+  char* workspace = data_ptr<char>(*decoder.workspace);
+  gpu::check_gpu(
+      cudaMemcpyAsync(workspace, layers.data(), layers.size() * sizeof(Layer), cudaMemcpyHostToDevice, queue), kOp);
+  gpu::check_gpu(cudaStreamSynchronize(queue), kOp);
+}
+
+void persistent_decode(const rk_persistent_decoder_args& args, rk_stream stream) {
+  const rk_persistent_decoder& decoder = *args.decoder;
+  Params p = shared_params(decoder);
+  const WorkspaceMap map(p);
+  auto* words = data_ptr<uint64_t>(*decoder.workspace);
+  p.layers = reinterpret_cast<const Layer*>(words + map.layers);
+  p.tokens = static_cast<int>(args.hidden->shape[0]);
+  p.hidden = data_ptr<bf16>(*args.hidden);
+  p.positions = data_ptr<int32_t>(*args.positions);
+  p.slots = data_ptr<int64_t>(*args.slot_mapping);
+  p.page_table = data_ptr<int32_t>(*args.page_table);
+  p.page_table_step = args.page_table->strides[0];
+  p.kv_lens = data_ptr<int32_t>(*args.kv_lens);
+  p.workspace = {words + map.hidden, words + map.qkv,   words + map.attended,
+                 words + map.gated,  words + map.parts, reinterpret_cast<uint32_t*>(words + map.control)};
+  const rk_device device = args.hidden->device;
+  LaunchShape shape;
+  shape.grid = dim3(gpu::multiprocessors(device));
+  shape.threads = dim3(kThreads);
+  shape.shared_bytes = shared_plan(p).bytes;
+  shape.cooperative = true;
+  launch_dependent("persistent_decode", device, stream, decode_kernel, shape, p);
+}
+
+}  // namespace backend
+}  // namespace radix

@@ -1,0 +1,1 @@
+radix_sm90_family(persistent_decoder persistent_decoder.cu)
