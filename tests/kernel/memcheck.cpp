@@ -397,6 +397,27 @@ void mla_kv(rk_dtype dtype) {
 }
 
 // A row of one token over two splits and a row of a few.
+// Three rows of two and a half pages of 4 tokens, of which one runs a chunk; rows 3 and 4 are padding's.
+void step() {
+  const Tensor next = ints({5, -1, 7, 0, 0}, {5, 1}), table = ints({9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0}, {4, 3});
+  Tensor committed = ints({3, 10, 2, 0, 0});
+  const Tensor entries = ints({0, 2, 1, 3, 0, 2, 3, 3, 1, 1, 9, 0, 4, 4, 1, 4}, {4, 4});
+  const Tensor tokens = ints({0, 2, 3, 3, 3, 0, 0, 7, 8, 0, 0, 6, 3, 3, -1, ~0, ~2, 40, 41, ~3}, {4, 5});
+  const Tensor samples = ints({0, 1, 3});
+  Tensor lens(kI32, {4}), ids(kI32, {5}), positions(kI32, {5}), slots(kI64, {5}), pages(kI32, {4, 3}),
+      behind(kI64, {3});
+  const rk_fill_step_tensors_args fill = {sizeof fill, 4,    entries, tokens,    samples, next,  committed,
+                                          table,       lens, ids,     positions, slots,   pages, behind};
+  done("fill_step_tensors", rk_fill_step_tensors(&fill, 0),
+       {&committed, &lens, &ids, &positions, &slots, &pages, &behind});
+  const Tensor drawn = ints({4, 4, -1, 6}), rows = ints({0, 2, 1}), ends = ints({0, 2, 3, 4}),
+               drafts = ints({0, 4, 0, 0});
+  Tensor tokens_next = ints({0, 0, 0, 0, 0}, {5, 1}), counts(kI32, {3});
+  const rk_accept_tokens_args accept = {sizeof accept, 0,         drawn, rows,   rows,
+                                        tokens_next,   committed, ends,  drafts, counts};
+  done("accept_tokens", rk_accept_tokens(&accept, 0), {&tokens_next, &committed, &counts});
+}
+
 void latent_attention(rk_dtype dtype) {
   const int64_t heads = 9, latent = 48, rotary = 16;
   const Tensor cache = numbers(dtype, {8, 75, latent + rotary}),
@@ -541,6 +562,7 @@ void every_op() {
     }
   }
   sampling();
+  step();
   collectives();
 }
 

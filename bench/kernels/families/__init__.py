@@ -21,6 +21,7 @@ from .moe import moe
 from .packed_experts import packed_experts
 from .pointwise import pointwise
 from .sampling import sampling
+from .step import step
 
 FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "pointwise": pointwise,
@@ -33,4 +34,5 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "packed_experts": packed_experts,
     "grouped": grouped,
     "sampling": sampling,
+    "step": step,
 }

@@ -4,11 +4,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
-#define RK_HOST_DEVICE __host__ __device__
-#else
-#define RK_HOST_DEVICE
-#endif
+#include "common/host_device.h"
 
 namespace radix {
 

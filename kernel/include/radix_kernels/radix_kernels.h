@@ -20,10 +20,12 @@
 #include "radix_kernels/moe.h"
 #include "radix_kernels/norm.h"
 #include "radix_kernels/packed_experts.h"
+#include "radix_kernels/persistent_decoder.h"
 #include "radix_kernels/quantize.h"
 #include "radix_kernels/rope.h"
 #include "radix_kernels/sampling.h"
 #include "radix_kernels/sampling_shards.h"
+#include "radix_kernels/step.h"
 #include "radix_kernels/threads.h"
 #include "radix_kernels/types.h"
 

@@ -52,6 +52,8 @@ from .packed_experts import pack_experts as pack_experts
 from .packed_weight import PackedWeight as PackedWeight
 from .packed_weight import pack_weight as pack_weight
 from .packed_weight import unpack_weight as unpack_weight
+from .persistent_decoder import DenseLayer as DenseLayer
+from .persistent_decoder import PersistentDecoder as PersistentDecoder
 from .quantize import per_tensor_quant_fp8 as per_tensor_quant_fp8
 from .quantize import per_token_group_quant as per_token_group_quant
 from .quantize import per_token_quant_fp8 as per_token_quant_fp8
@@ -66,6 +68,8 @@ from .sampling import top_k_top_p_sampling as top_k_top_p_sampling
 from .sampling import top_k_top_p_sampling_with_logprobs as top_k_top_p_sampling_with_logprobs
 from .sampling_shards import sample_candidates as sample_candidates
 from .sampling_shards import sampling_candidates as sampling_candidates
+from .step import accept_tokens as accept_tokens
+from .step import fill_step_tensors as fill_step_tensors
 from .threads import get_num_threads as get_num_threads
 from .threads import set_num_threads as set_num_threads
 

@@ -94,6 +94,27 @@ def flash_attn_workspace_size(
 ) -> int: ...
 def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
 
+# Layers come as tuples: qkv, o, gate_up, down, qkv_bias, input_norm, post_norm, q_norm, k_norm,
+# k_cache, v_cache.
+class PersistentDecoder:
+    def __init__(
+        self,
+        layers: list[tuple[Any, ...]],
+        final_norm: Any,
+        cos_sin_cache: Any,
+        heads: int,
+        kv_heads: int,
+        eps: float,
+        qk_eps: float,
+        softmax_scale: float,
+    ) -> None: ...
+    def workspace_size(self) -> int: ...
+    def max_tokens(self) -> int: ...
+    def prepare(self, workspace: Any) -> None: ...
+    def run(
+        self, hidden: Any, positions: Any, slot_mapping: Any, page_table: Any, kv_lens: Any
+    ) -> None: ...
+
 # Columns come as (buffer, first, count), packed weights as (description, data, bias or None),
 # caches as (k, v, scales of k, of v).
 class Decoder:
@@ -281,6 +302,32 @@ def apply_penalties_inplace(
     logits: Any, counts: Any, slots: Any, repetition: Any, frequency: Any, presence: Any
 ) -> None: ...
 def count_tokens_inplace(counts: Any, slots: Any, ids: Any) -> None: ...
+def fill_step_tensors(
+    entries: Any,
+    tokens: Any,
+    sample_tokens: Any,
+    next_token: Any,
+    committed_len: Any,
+    row_pages: Any,
+    page_size: int,
+    kv_lens: Any,
+    input_ids: Any,
+    positions: Any,
+    slot_mapping: Any,
+    page_table: Any,
+    sample_positions: Any,
+) -> None: ...
+def accept_tokens(
+    ids: Any,
+    rows: Any,
+    grow_rows: Any,
+    next_token: Any,
+    committed_len: Any,
+    cu_samples: Any,
+    drafts: Any,
+    all_drawn: bool,
+    counts: Any,
+) -> None: ...
 def sampling_workspace_size(rows: int, columns: int) -> int: ...
 def top_k_top_p_sampling(
     logits: Any,

@@ -126,7 +126,7 @@ def describe(op: str, device: str, dtype: str = "bfloat16") -> tuple[str, str]:
         architecture = isa()
         backend = str(_loader.backend)
         return f"{backend}:{architecture}" if architecture else backend, "native kernel"
-    if _has_triton(op, device):
+    if _has_triton(op, device) and dtype not in KERNELS[op].triton_refuses:
         return "triton", f"{_why_not_native(op, device, dtype)}; Triton is installed"
     if _is_torchs(op, device):
         return "torch", "dense products on a GPU are the vendor's BLAS"

@@ -10,9 +10,11 @@ from ._ops import OPS
 # Besides the ops: types, packing, settings.
 _OTHERS = {
     "Decoder": "decoder",
+    "DenseLayer": "persistent_decoder",
     "LogitEdits": "logit_edits",
     "PackedExperts": "packed_experts",
     "PackedWeight": "packed_weight",
+    "PersistentDecoder": "persistent_decoder",
     "capabilities": "capabilities",
     "dequantize_gguf": "gguf_blocks",
     "fp8_format": "fp8",

@@ -35,14 +35,16 @@ class Kernel:
 
     family: its C++ sources (`include/radix_kernels/<family>.h`, `csrc/api/<family>.cpp`,
     `csrc/bindings/<family>.cpp`). triton: `radix_kernels.triton` has a function of this name for
-    GPUs. torch: on a GPU torch is the implementation of choice, not a fallback: dense products
-    there are the vendor's BLAS. Where there is none of these, the reference runs.
+    GPUs, which does not take the dtypes in triton_refuses. torch: on a GPU torch is the
+    implementation of choice, not a fallback: dense products there are the vendor's BLAS. Where
+    there is none of these, the reference runs.
     """
 
     name: str
     family: str
     libraries: tuple[Library, ...]
     triton: bool = False
+    triton_refuses: tuple[str, ...] = ()
     torch: bool = False
 
     def library(self, backend: str | None) -> Library | None:
@@ -148,7 +150,7 @@ OPS = (
     ),
     OpSpec(
         name="store_kv_cache", module="kv_cache", dtypes=FLOATS,
-        more_dtypes={"cpu": ("int8",), "cuda": FP8, "rocm": FNUZ},
+        more_dtypes={"cpu": ("int8",), "cuda": FP8, "rocm": FP8 + FNUZ},
         kernels=(Kernel(name="store_kv_cache", family="kv_cache", libraries=_EVERYWHERE),),
         doc="pointwise.md", test="test_kv_cache.py", bench="pointwise",
     ),
@@ -183,7 +185,8 @@ OPS = (
         name="mla_decode", module="mla", dtypes=FLOATS,
         kernels=(
             Kernel(
-                name="mla_decode", family="mla", libraries=(_CPU, _HOPPER_NO_FLOAT32), triton=True
+                name="mla_decode", family="mla", libraries=(_CPU, _HOPPER_NO_FLOAT32), triton=True,
+                triton_refuses=("float32",),
             ),
         ),
         note="native kernel for 512 latent values, else Triton's",
@@ -367,6 +370,16 @@ OPS = (
         name="token_logprobs", module="sampling", dtypes=("float32",),
         kernels=(Kernel(name="token_logprobs", family="sampling", libraries=_EVERYWHERE),),
         doc="sampling.md", test="test_sampling_logprobs.py", bench="sampling",
+    ),
+    OpSpec(
+        name="fill_step_tensors", module="step", dtypes=("int32",),
+        kernels=(Kernel(name="fill_step_tensors", family="step", libraries=_EVERYWHERE),),
+        doc="step.md", test="test_step.py", bench="step",
+    ),
+    OpSpec(
+        name="accept_tokens", module="step", dtypes=("int32",),
+        kernels=(Kernel(name="accept_tokens", family="step", libraries=_EVERYWHERE),),
+        doc="step.md", test="test_step.py", bench="step",
     ),
 )
 # fmt: on

@@ -6,8 +6,10 @@ import platform
 from typing import Any
 
 from . import _dispatch, _loader
-from ._ops import OPS, OpSpec
+from ._ops import FNUZ, FP8, OPS, OpSpec
+from .fp8 import fp8_format
 
+_FP8 = FP8 + FNUZ
 # What a GPU library says instead of an architecture.
 _NO_DEVICE = "no device"
 _NO_RUNTIME = "no HIP runtime"
@@ -44,6 +46,8 @@ def _by_dtype(op: OpSpec, device: str) -> dict[str, dict[str, str]]:
     found = {}
     for dtype in op.dtypes + op.more_dtypes.get(device, ()):
         impl, why = _dispatch.describe(kernel.name, device, dtype)
+        if impl.startswith("rocm:") and dtype in _FP8 and dtype != fp8_format():
+            continue  # native kernels have the chip's format alone
         if op.note and device != "cpu" and why == "native kernel":
             why = op.note
         found[dtype] = {"impl": impl, "why": why}

@@ -1,4 +1,4 @@
-// The draw of contracts: scores, their order, and what a row asks for.
+// The draw that docs/numerics.md defines: scores, their order, and what a row asks for.
 #pragma once
 
 #include <cfloat>

@@ -61,6 +61,7 @@ from .sampling import (
     top_k_top_p_sampling,
 )
 from .sampling_shards import sample_candidates, sampling_candidates
+from .step import accept_tokens, fill_step_tensors
 
 
 def float32() -> torch.dtype:
@@ -69,6 +70,7 @@ def float32() -> torch.dtype:
 
 
 __all__ = [
+    "accept_tokens",
     "all_reduce",
     "all_reduce_add_rmsnorm",
     "apply_penalties_inplace",
@@ -79,6 +81,7 @@ __all__ = [
     "dequantize_weight",
     "edited_logits",
     "embedding",
+    "fill_step_tensors",
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
     "float32",

@@ -18,7 +18,15 @@ import radix_kernels as rk
 from radix_kernels import _loader
 from radix_kernels._ops import OPS
 
-_FAMILIES = ("pointwise", "attention", "products", "quantization", "routing", "sampling")
+_FAMILIES = (
+    "pointwise",
+    "attention",
+    "products",
+    "quantization",
+    "routing",
+    "sampling",
+    "step",
+)
 
 
 @dataclass

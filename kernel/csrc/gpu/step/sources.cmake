@@ -1,0 +1,1 @@
+radix_gpu_family(step step.cu)
