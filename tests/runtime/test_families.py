@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +34,11 @@ from tests.runtime.tiny_models import (
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
+PAGE_SIZES = [1, 16, 64] if os.environ.get("RADIX_TEST_FULL") == "1" else [1, 16]
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.cover("values")
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_logits(checkpoint: Checkpoints, name: str, page_size: int) -> None:
     folder, reference = checkpoint(name)
@@ -46,7 +49,8 @@ def test_logits(checkpoint: Checkpoints, name: str, page_size: int) -> None:
     assert error < TOLERANCE
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.cover("values")
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_two_ranks(checkpoint: Checkpoints, name: str, page_size: int) -> None:
     folder, reference = checkpoint(name)
@@ -286,7 +290,7 @@ def check_engine(folder: Path, reference: Any, **options: Any) -> None:
         assert outputs[-1]["meta_info"]["cached_tokens"] > 0
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize(
     "name", ["qwen3_moe", "gemma3", "olmo3", "gpt_oss", "glm4_moe", "deepseek_v3"]
 )

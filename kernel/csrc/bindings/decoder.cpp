@@ -79,7 +79,7 @@ class Decoder {
     add(RK_OP_GATED_ACTIVATION, activations_, {columns(x), columns(out), activation});
   }
 
-  void add_add(int to, int x) { add(RK_OP_ADD, sums_, {to, x}); }
+  void add_add(int to, int x, py::handle scale) { add(RK_OP_ADD, sums_, {to, x, columns(scale)}); }
 
   // places: of logits, weights, ids; groups: how many, and how many of them are chosen.
   void add_route(const py::tuple& places, py::handle bias, int router, bool renormalize, const py::tuple& groups,
@@ -101,6 +101,22 @@ class Decoder {
     add(RK_OP_EXPERTS, experts_,
         {columns(places[0]), columns(places[1]), columns(places[2]), columns(places[3]), list.data(),
          static_cast<int32_t>(list.size())});
+  }
+
+  // places: of q, latent, rope; tensors: the cache, cos_sin_cache.
+  void add_latent_store(const py::tuple& places, int64_t heads, const py::tuple& tensors, bool is_neox) {
+    Call call("decoder");
+    add(RK_OP_LATENT_STORE, latent_stores_,
+        {columns(places[0]), columns(places[1]), columns(places[2]), heads, keep_.tensor(call, "kv_cache", tensors[0]),
+         keep_.tensor(call, "cos_sin_cache", tensors[1]), is_neox});
+  }
+
+  // places: of q_latent, q, out.
+  void add_latent_attention(const py::tuple& places, int64_t heads, py::handle cache, float softmax_scale) {
+    Call call("decoder");
+    add(RK_OP_LATENT_ATTENTION, latent_attentions_,
+        {columns(places[0]), columns(places[1]), columns(places[2]), heads, keep_.tensor(call, "kv_cache", cache),
+         softmax_scale});
   }
 
   int64_t workspace_size(py::handle hidden, py::handle page_table, int64_t max_seqlen_q) const {
@@ -154,6 +170,8 @@ class Decoder {
   std::deque<rk_add_op> sums_;
   std::deque<rk_route_op> routes_;
   std::deque<rk_experts_op> experts_;
+  std::deque<rk_latent_store_op> latent_stores_;
+  std::deque<rk_latent_attention_op> latent_attentions_;
   Keeper keep_;
   std::vector<py::object> kept_;
 };
@@ -171,6 +189,8 @@ void bind_decoder(py::module_& m) {
       .def("add_add", &Decoder::add_add)
       .def("add_route", &Decoder::add_route)
       .def("add_experts", &Decoder::add_experts)
+      .def("add_latent_store", &Decoder::add_latent_store)
+      .def("add_latent_attention", &Decoder::add_latent_attention)
       .def("workspace_size", &Decoder::workspace_size)
       .def("run", &Decoder::run);
 }

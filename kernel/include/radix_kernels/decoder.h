@@ -30,7 +30,9 @@ typedef enum rk_decoder_op_kind {
   RK_OP_GATED_ACTIVATION = 4,
   RK_OP_ADD = 5,
   RK_OP_ROUTE = 6,
-  RK_OP_EXPERTS = 7
+  RK_OP_EXPERTS = 7,
+  RK_OP_LATENT_STORE = 8,
+  RK_OP_LATENT_ATTENTION = 9
 } rk_decoder_op_kind;
 
 /* rk_rmsnorm. */
@@ -92,13 +94,14 @@ typedef struct rk_gated_activation_op {
   int32_t activation;
 } rk_gated_activation_op;
 
-/* to += x in float32, rounded once; whole buffers of one dtype. */
+/* to += x, or x * scale, in float32, rounded once; whole buffers of one dtype. scale: fp32, one column, or count 0. */
 typedef struct rk_add_op {
   int32_t to;
   int32_t x;
+  rk_columns scale;
 } rk_add_op;
 
-/* rk_topk_softmax, rk_topk_sigmoid (with correction_bias or without), rk_moe_fused_gate. */
+/* rk_topk_softmax (its weights times scaling), rk_topk_sigmoid (with correction_bias or without), rk_moe_fused_gate. */
 enum { RK_ROUTE_SOFTMAX = 0, RK_ROUTE_SIGMOID = 1, RK_ROUTE_GROUPED = 2 };
 typedef struct rk_route_op {
   rk_columns logits;
@@ -121,6 +124,28 @@ typedef struct rk_experts_op {
   const rk_packed_expert* experts;
   int32_t num_experts;
 } rk_experts_op;
+
+/* Latent attention. q: heads of equal size, the last R elements of each its rotary part; kv_cache [pages, page_size,
+ * L + R], no FP8 form. First rk_apply_rope_inplace of these parts and of rope [T, R], then rk_store_mla_kv. */
+typedef struct rk_latent_store_op {
+  rk_columns q;
+  rk_columns latent;
+  rk_columns rope;
+  int64_t heads;
+  const rk_tensor* kv_cache;
+  const rk_tensor* cos_sin_cache;
+  int32_t is_neox;
+} rk_latent_store_op;
+
+/* rk_mla_decode, causal, with any_split. q_latent, out: heads of L elements; q as above. */
+typedef struct rk_latent_attention_op {
+  rk_columns q_latent;
+  rk_columns q;
+  rk_columns out;
+  int64_t heads;
+  const rk_tensor* kv_cache;
+  float softmax_scale;
+} rk_latent_attention_op;
 
 /* record: the struct of `kind`. */
 typedef struct rk_decoder_op {

@@ -18,6 +18,7 @@ from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _GATES = {None: 0, "silu": 1}
 _ROUTERS = {"softmax": 0, "sigmoid": 1, "grouped": 2}
+_NONE = (0, 0, 0)  # no columns
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class LinearOp:
         """Appends the record."""
         if not isinstance(self.weight, PackedWeight) or self.weight.layout == REFERENCE_LAYOUT:
             raise NotImplementedError("Decoder needs weights that the CPU library has packed")
-        residual = (0, 0, 0) if self.residual is None else self.residual.place
+        residual = _NONE if self.residual is None else self.residual.place
         weight = (self.weight.descriptor, self.weight.data, self.bias)
         native.add_linear(self.x.place, self.out.place, residual, weight, _GATES[self.gate])
 
@@ -149,20 +150,23 @@ class GatedActivationOp:
 
 @dataclass(frozen=True)
 class AddOp:
-    """Buffer `to` += buffer `x`, in float32, rounded once."""
+    """Buffer `to` += buffer `x`, or `x` * `scale`, in float32, rounded once. scale: one float32
+    column."""
 
     to: int
     x: int
+    scale: Columns | None = None
 
     def add_to(self, native: Any) -> None:
         """Appends the record."""
-        native.add_add(self.to, self.x)
+        native.add_add(self.to, self.x, _NONE if self.scale is None else self.scale.place)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteOp:
     """weights, ids = `topk_softmax`, `topk_sigmoid` or `moe_fused_gate` (router "softmax",
-    "sigmoid" or "grouped") of logits; bias is the correction of the choice, for the last two."""
+    "sigmoid" or "grouped") of logits; bias is the correction of the choice, for the last two. The
+    weights of "softmax" and "grouped" are multiplied by scaling."""
 
     logits: Columns
     weights: Columns
@@ -204,8 +208,62 @@ class ExpertsOp:
         native.add_experts(places, self.experts.native)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatentStoreOp:
+    """`apply_rope_inplace` of the last columns of each head of q, as many as rope has, and of rope;
+    then `store_mla_kv(latent, rope)`. cache: [pages, page_size, L + R]."""
+
+    q: Columns
+    latent: Columns
+    rope: Columns
+    heads: int
+    cache: Array
+    cos_sin_cache: Array
+    is_neox: bool = True
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_latent_store(
+            (self.q.place, self.latent.place, self.rope.place),
+            self.heads,
+            (self.cache, self.cos_sin_cache),
+            self.is_neox,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionOp:
+    """out = causal `mla_decode` of the heads in q_latent and the last columns of each head of q, as
+    many as the cache has rotary values."""
+
+    q_latent: Columns
+    q: Columns
+    out: Columns
+    heads: int
+    cache: Array
+    softmax_scale: float
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_latent_attention(
+            (self.q_latent.place, self.q.place, self.out.place),
+            self.heads,
+            self.cache,
+            self.softmax_scale,
+        )
+
+
 DecoderOp = (
-    NormOp | LinearOp | RopeStoreOp | AttentionOp | GatedActivationOp | AddOp | RouteOp | ExpertsOp
+    NormOp
+    | LinearOp
+    | RopeStoreOp
+    | AttentionOp
+    | GatedActivationOp
+    | AddOp
+    | RouteOp
+    | ExpertsOp
+    | LatentStoreOp
+    | LatentAttentionOp
 )
 
 
@@ -242,7 +300,7 @@ class Decoder:
         """hidden [T, H], the first buffer, becomes what the ops make of it and is returned; stores
         the tokens' keys and values.
 
-        The rest as in `fused_qk_norm_rope_store` and `flash_attn_with_kvcache`.
+        The rest as in `fused_qk_norm_rope_store`, `flash_attn_with_kvcache` and `mla_decode`.
         Errors: those of the ops; after one some of them may have stored keys and values.
         """
         longest = 0 if max_seqlen_q is None else max_seqlen_q

@@ -22,7 +22,8 @@ class BuildContext:
     parameters and activations. `max_positions`: how many positions RoPE must reach, in tokens.
     `name`: the path of the module that is built. `checkpoint_names`: the names of modules in the
     checkpoint, where its name rules lead from others to ours. `tensor_names`: the tensors that the
-    checkpoint has, by our names, for parameters that it may lack."""
+    checkpoint has, by our names, for parameters that it may lack. `persistent_decoder`: whether one
+    kernel may run all layers of a decode step (layers/gpu_decoder.py)."""
 
     communicator: Communicator
     backend: AttentionBackend
@@ -33,6 +34,7 @@ class BuildContext:
     name: str = ""
     checkpoint_names: Mapping[str, str] = field(default_factory=dict)
     tensor_names: frozenset[str] = frozenset()
+    persistent_decoder: bool = True
 
     def at(self, name: str) -> "BuildContext":
         """The same for a module inside of this one."""

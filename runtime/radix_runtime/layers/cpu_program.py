@@ -10,12 +10,14 @@ from .. import ops
 from ..memory.kv_pool import KVPool
 from .attention import Attention
 from .base import Fusible
+from .mla import HeadProducts, LatentAttention
 from .mlp import GatedMLP
 from .moe import Experts, SparseMoe
 from .norm import AllHeadsRMSNorm, RMSNorm
-from .router import GroupedGate, SigmoidGate, SoftmaxGate
+from .router import GroupedGate, GroupedSoftmaxGate, SigmoidGate, SoftmaxGate
 
 _GATE_UNIT = 16  # gate and up in multiples of it are one product
+_GATES = (SoftmaxGate, GroupedSoftmaxGate, SigmoidGate, GroupedGate)
 
 
 def lower(layers: list[Any], norm: Any, pool: KVPool, dtype: torch.dtype) -> ops.Decoder:
@@ -50,6 +52,12 @@ class _Program:
 
     def attend(self, layer: Any, pool: KVPool) -> None:
         """residual += attention of the normed residual."""
+        if isinstance(layer.self_attn, LatentAttention):
+            self._attend_latents(layer, pool)
+        else:
+            self._attend_heads(layer, pool)
+
+    def _attend_heads(self, layer: Any, pool: KVPool) -> None:
         attention = layer.self_attn
         _require_fusible(attention, Attention)
         if attention.scales_queries:
@@ -94,6 +102,62 @@ class _Program:
         )
         self._add_product(attended, attention.o_proj, layer.post_self_attn_layernorm)
 
+    def _attend_latents(self, layer: Any, pool: KVPool) -> None:
+        """The absorbed form, which decode entries take."""
+        attention = layer.self_attn
+        _require_fusible(attention, LatentAttention)
+        spec = attention.spec
+        heads = attention.latent_spec.num_heads
+        cache = pool.latent[attention.latent_spec.layer_id]
+        if str(cache.dtype) != f"torch.{self._dtype}":
+            raise NotImplementedError("the cache is of another type")
+        x = self._normed(layer.input_layernorm)
+        q = self._latent_queries(x, attention)
+        both = self._buffer("latent and rotary", spec.latent_dim + spec.rope_dim)
+        self._linear(x, attention.kv_a_proj_with_mqa, both)
+        latent, rotary = _split(both, [spec.latent_dim, spec.rope_dim])
+        latent = self._normed_part(latent, attention.kv_a_layernorm, "latent")
+        store = ops.LatentStoreOp(
+            q=q,
+            latent=latent,
+            rope=rotary,
+            heads=heads,
+            cache=cache,
+            cos_sin_cache=attention.rotary,
+            is_neox=not spec.rope.interleaved,
+        )
+        self._ops.append(store)
+        q_latent = self._buffer("q_latent", heads * spec.latent_dim)
+        keys = [_split(head, [spec.nope_dim, spec.rope_dim])[0] for head in _heads(q, heads)]
+        self._head_products(keys, attention.absorb, q_latent)
+        seen = self._buffer("attended latents", heads * spec.latent_dim)
+        scale = attention.latent_spec.scale
+        attend = ops.LatentAttentionOp(
+            q_latent=q_latent, q=q, out=seen, heads=heads, cache=cache, softmax_scale=scale
+        )
+        self._ops.append(attend)
+        attended = self._buffer("attended", heads * spec.value_dim)
+        self._head_products(_heads(seen, heads), attention.values, attended)
+        self._add_product(attended, attention.o_proj, layer.post_self_attn_layernorm)
+
+    def _latent_queries(self, x: ops.Columns, attention: Any) -> ops.Columns:
+        last = attention.q_proj if attention.spec.query_latent_dim is None else attention.q_b_proj
+        q = self._buffer("q", sum(last.sizes))
+        if attention.spec.query_latent_dim is not None:
+            wide = self._buffer("q_a", attention.spec.query_latent_dim)
+            self._linear(x, attention.q_a_proj, wide)
+            x = self._normed_part(wide, attention.q_a_layernorm, "q_a normed")
+        self._linear(x, last, q)
+        return q
+
+    def _head_products(
+        self, heads: list[ops.Columns], products: HeadProducts, out: ops.Columns
+    ) -> None:
+        """out, head after head: each head's columns times its weight."""
+        targets = _heads(out, len(heads))
+        for x, weight, to in zip(heads, products.packed, targets, strict=True):
+            self._ops.append(ops.LinearOp(x=x, out=to, weight=weight))
+
     def feed_forward(self, layer: Any) -> None:
         """residual += feed-forward of the normed residual."""
         block = layer.mlp
@@ -125,6 +189,12 @@ class _Program:
         self.norm(self.residual, norm, normed)
         return normed
 
+    def _normed_part(self, x: ops.Columns, norm: Any, name: str) -> ops.Columns:
+        _require_fusible(norm, RMSNorm)
+        out = self._buffer(name, x.count)
+        self.norm(x, norm, out)
+        return out
+
     def _over_all_heads(self, x: ops.Columns, norm: Any, name: str) -> ops.Columns:
         if type(norm) is not AllHeadsRMSNorm:
             raise NotImplementedError("the norm of all heads is another module")
@@ -154,8 +224,6 @@ class _Program:
     def _mixture(self, x: ops.Columns, moe: Any) -> ops.Columns:
         """The experts' sum, and the shared expert's."""
         _require_fusible(moe, SparseMoe)
-        if moe.shared_expert_gate is not None:
-            raise NotImplementedError("the shared expert is gated")
         weights, ids = self._route(x, moe.gate)
         out = self._buffer("out", self._size)
         packed = _experts(moe.experts)
@@ -165,8 +233,23 @@ class _Program:
             shared = self._buffer("shared", self._size)
             gated = self._gated(x, moe.shared_expert)
             self._linear(gated, moe.shared_expert.down_proj, shared)
-            self._ops.append(ops.AddOp(out.buffer, shared.buffer))
+            scale = self._shared_weight(x, moe.shared_expert_gate)
+            self._ops.append(ops.AddOp(to=out.buffer, x=shared.buffer, scale=scale))
         return out
+
+    def _shared_weight(self, x: ops.Columns, gate: Any) -> ops.Columns | None:
+        """What the shared expert counts: the sigmoid of its gate; None without one."""
+        if gate is None:
+            return None
+        logits = self._buffer("shared logits", 1)
+        weights = self._buffer("shared weights", 1, "float32")
+        ids = self._buffer("shared ids", 1, "int32")
+        self._linear(x, gate, logits)
+        record = ops.RouteOp(
+            logits=logits, weights=weights, ids=ids, router="sigmoid", renormalize=False
+        )
+        self._ops.append(record)
+        return weights
 
     def _route(self, x: ops.Columns, gate: Any) -> tuple[ops.Columns, ops.Columns]:
         settings = _router(gate)
@@ -201,6 +284,8 @@ def _router(gate: Any) -> dict[str, Any]:
     router = gate.router
     if type(gate) is SoftmaxGate:
         return {"router": "softmax", "renormalize": router.renormalize}
+    if type(gate) is GroupedSoftmaxGate and router.num_groups == 1:
+        return {"router": "softmax", "renormalize": False, "scaling": router.scaling}
     if type(gate) is SigmoidGate:
         return {"router": "sigmoid", "bias": gate.e_score_correction_bias}
     if type(gate) is GroupedGate:
@@ -243,9 +328,13 @@ def _split(columns: ops.Columns, sizes: list[int]) -> list[ops.Columns]:
     return found
 
 
+def _heads(columns: ops.Columns, count: int) -> list[ops.Columns]:
+    return _split(columns, [columns.count // count] * count)
+
+
 def _packed(linear: Any) -> ops.PackedWeight:
     """The weight of a linear layer."""
-    if not isinstance(linear, SoftmaxGate | SigmoidGate | GroupedGate):  # _router knows these
+    if not isinstance(linear, _GATES):  # _router knows these
         _require_fusible(linear, Fusible)
     weight: ops.PackedWeight | None = linear.method.packed_weight(linear)
     if weight is None:

@@ -9,7 +9,7 @@ from .. import ops
 from ..attention.base import LatentSpec
 from ..batch import ForwardBatch
 from ..specs import Mla
-from .base import BuildContext, Layer
+from .base import BuildContext, Fusible, Layer
 from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from .norm import build_norm
 
@@ -37,10 +37,11 @@ class HeadProducts(nn.Module):
         return out
 
 
-class LatentAttention(Layer):
+class LatentAttention(Layer, Fusible):
     """See specs.Mla. The heads are split over the ranks, the latent values are not. `rotary`:
     float32 [max_positions, rope_dim] (rotary.py)."""
 
+    fusible = True
     special_ops = (
         "apply_rope_inplace",
         "concat_mla_k",
@@ -88,8 +89,8 @@ class LatentAttention(Layer):
         )
         self.absorb: HeadProducts | None = None  # queries into the space of latent values
         self.values: HeadProducts | None = None  # attended latent values into those of the heads
-        self._spec = spec
-        self._rotary = rotary
+        self.spec = spec
+        self.rotary = rotary
         self._backend = ctx.backend
         self._dtype = ctx.dtype
         self._device = ctx.device
@@ -113,7 +114,7 @@ class LatentAttention(Layer):
     def complete(self) -> None:
         """Cuts the weight of `kv_b_proj` by heads. What the unit vectors become are its columns, in
         whatever format it is held."""
-        spec = self._spec
+        spec = self.spec
         units = torch.eye(spec.latent_dim, dtype=self._dtype, device=self._device)
         columns = self.kv_b_proj(units)
         weight = columns.t().unflatten(0, (-1, spec.nope_dim + spec.value_dim))
@@ -122,7 +123,7 @@ class LatentAttention(Layer):
 
     def held_bytes(self) -> int:
         """What `complete` makes of the weight of `kv_b_proj`, a second time."""
-        spec = self._spec
+        spec = self.spec
         columns = self.latent_spec.num_heads * (spec.nope_dim + spec.value_dim)
         return columns * spec.latent_dim * self._dtype.itemsize
 
@@ -131,7 +132,7 @@ class LatentAttention(Layer):
     ) -> torch.Tensor:
         """residual + attention of hidden, both [T, hidden_size]; stores the tokens' latent values.
         residual's memory may become the result."""
-        spec = self._spec
+        spec = self.spec
         cache = batch.kv_pool.latent[self.latent_spec.layer_id]
         q = self._queries(hidden)
         latent, rotary = self.kv_a_proj_with_mqa(hidden).split([spec.latent_dim, spec.rope_dim], -1)
@@ -145,7 +146,7 @@ class LatentAttention(Layer):
             q[..., spec.nope_dim :],
             rotary[:, None],
             spec.rope_dim,
-            self._rotary,
+            self.rotary,
             is_neox=not spec.rope.interleaved,
         )
         ops.store_mla_kv(latent, rotary, cache, batch.slot_mapping)
@@ -159,16 +160,16 @@ class LatentAttention(Layer):
 
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, this rank's heads, nope_dim + rope_dim]."""
-        if self._spec.query_latent_dim is None:
+        if self.spec.query_latent_dim is None:
             q = self.q_proj(hidden)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
-        return q.unflatten(-1, (-1, self._spec.nope_dim + self._spec.rope_dim))
+        return q.unflatten(-1, (-1, self.spec.nope_dim + self.spec.rope_dim))
 
     def _decode(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[T, heads, value_dim] of the decode entries' queries."""
         assert self.absorb is not None and self.values is not None
-        q_nope, q_rope = q.split([self._spec.nope_dim, self._spec.rope_dim], -1)
+        q_nope, q_rope = q.split([self.spec.nope_dim, self.spec.rope_dim], -1)
         q_latent = self.absorb(q_nope.to(self._dtype)).to(q.dtype)
         attended = self._backend.decode_latents(
             self.latent_spec, q_latent, q_rope, batch, torch.empty_like(q_latent)
@@ -177,12 +178,12 @@ class LatentAttention(Layer):
 
     def _prefill(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[T, heads, value_dim] of the chunks' queries."""
-        out = q.new_empty(*q.shape[:2], self._spec.value_dim)
+        out = q.new_empty(*q.shape[:2], self.spec.value_dim)
         return self._backend.prefill_latents(self.latent_spec, q, self._expand, batch, out)
 
     def _expand(self, latents: torch.Tensor) -> Any:
         """Latent values [N, latent_dim] -> the heads' keys without positions and their values."""
-        spec = self._spec
+        spec = self.spec
         both = self.kv_b_proj(latents.to(self._dtype)).to(latents.dtype)
         heads = both.unflatten(-1, (-1, spec.nope_dim + spec.value_dim))
         return heads.split([spec.nope_dim, spec.value_dim], -1)

@@ -194,7 +194,9 @@ class SparseMoe(Layer, Fusible):
         if self.experts.needs_loop:
             self.slow = "experts with biases or an activation other than silu, one after the other"
         is_stacked = self.experts.is_stacked
-        self.special_ops = ("fused_experts" if is_stacked else "fused_experts_packed",)
+        experts_op = "fused_experts" if is_stacked else "fused_experts_packed"
+        is_gated = self.shared_expert_gate is not None
+        self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)
         self._spec = spec
         self._communicator = ctx.communicator
 
@@ -214,7 +216,9 @@ class SparseMoe(Layer, Fusible):
         if self.shared_expert is not None:
             shared = self.shared_expert(x)
             if self.shared_expert_gate is not None:
-                shared = shared * self.shared_expert_gate(x).sigmoid()
-            out = out + shared
+                logits = self.shared_expert_gate(x)
+                weights, _ = ops.topk_sigmoid(logits, 1, renormalize=False)
+                shared = shared * weights  # in float32, so that the sum is rounded once
+            out = (out + shared).to(x.dtype)
         out = self._communicator.all_reduce(out)
         return out if residual is None else residual.add_(out)

@@ -9,6 +9,8 @@ namespace radix::cpu {
 struct DecoderKernels {
   // Elements [begin, end) of to += x.
   void (*add)(DType dtype, void* to, const void* x, int64_t begin, int64_t end);
+  // A row of n: to += x * scale.
+  void (*add_scaled)(DType dtype, void* to, const void* x, float scale, int64_t n);
 };
 RK_CPU_TABLE(DecoderKernels, decoder)
 

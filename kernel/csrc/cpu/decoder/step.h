@@ -9,18 +9,20 @@
 
 namespace radix::cpu::decoder {
 
-// Columns of a buffer as a tensor: [tokens, count], or [tokens, heads, count / heads].
+// Columns of a buffer as a tensor: [tokens, count], or [tokens, heads, count / heads], or [tokens, heads, tail], the
+// last elements of each head.
 class View {
  public:
   View(const rk_tensor& like, rk_dtype dtype, char* data, int64_t tokens, int64_t count, int64_t row_step,
-       int64_t head_dim = 0)
+       int64_t head_dim = 0, int64_t tail = 0)
       : tensor_(like) {
+    const int64_t skipped = tail > 0 ? head_dim - tail : 0;
     tensor_.dtype = dtype;
-    tensor_.data = data;
+    tensor_.data = data + skipped * (dtype.bits / 8);
     tensor_.byte_offset = 0;
     tensor_.ndim = head_dim > 0 ? 3 : 2;
     const int64_t width = head_dim > 0 ? head_dim : 1;
-    shape_[0] = tokens, shape_[1] = count / width, shape_[2] = width;
+    shape_[0] = tokens, shape_[1] = count / width, shape_[2] = width - skipped;
     strides_[0] = row_step, strides_[1] = width, strides_[2] = 1;
     tensor_.shape = shape_;
     tensor_.strides = strides_;
@@ -65,6 +67,15 @@ class Step {
     const rk_decoder_buffer& buffer = checked(c);
     char* const data = base(c.buffer) + c.first * (buffer.dtype.bits / 8);
     return View(*args.hidden, buffer.dtype, data, plan_.tokens, c.count, buffer.columns, head_dim);
+  }
+  // The last `tail` elements of each of the heads; 0: all of them.
+  View heads(const rk_columns& c, int64_t heads, int64_t tail = 0) const {
+    const rk_decoder_buffer& buffer = checked(c);
+    if (heads < 1 || c.count % heads != 0 || tail < 0 || tail > c.count / heads)
+      fail(RK_INVALID, "decoder: %lld columns are not %lld heads of %lld or more", (long long)c.count, (long long)heads,
+           (long long)tail);
+    char* const data = base(c.buffer) + c.first * (buffer.dtype.bits / 8);
+    return View(*args.hidden, buffer.dtype, data, plan_.tokens, c.count, buffer.columns, c.count / heads, tail);
   }
   View whole(int32_t buffer) const {
     if (buffer < 0 || buffer >= args.num_buffers) fail(RK_INVALID, "decoder: there is no buffer %d", buffer);
@@ -114,9 +125,12 @@ void run(const Step& step, const rk_gated_activation_op& op);
 void run(const Step& step, const rk_add_op& op);
 void run(const Step& step, const rk_route_op& op);
 void run(const Step& step, const rk_experts_op& op);
+void run(const Step& step, const rk_latent_store_op& op);
+void run(const Step& step, const rk_latent_attention_op& op);
 
 // Bytes that an op needs beside its buffers.
 int64_t scratch_bytes(const rk_decoder_args& args, const rk_attention_op& op);
 int64_t scratch_bytes(const rk_decoder_args& args, const rk_experts_op& op);
+int64_t scratch_bytes(const rk_decoder_args& args, const rk_latent_attention_op& op);
 
 }  // namespace radix::cpu::decoder
