@@ -92,7 +92,8 @@ def hip_compiler() -> str | None:
 
 
 def newer_clang(archs: str) -> str:
-    """The `zig` whose clang compiles for gfx950; '' where it is not needed or cannot be had."""
+    """The `zig` whose clang compiles for gfx950; '' where it is not needed. Ends the program where
+    it cannot be had."""
     compiler = hip_compiler()
     if compiler is None or NEWEST_TARGET not in archs or knows(compiler, NEWEST_TARGET):
         return ""
@@ -105,7 +106,7 @@ def newer_clang(archs: str) -> str:
             problem = done.stderr.strip().splitlines()[-1:]
             raise SystemExit(
                 f"{compiler} does not know {NEWEST_TARGET}, and {ZIGLANG} cannot be installed:"
-                f" {' '.join(problem)}"
+                f" {' '.join(problem)} (without ARCHS none is needed)"
             )
     return str(zig)
 

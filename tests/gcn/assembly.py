@@ -38,8 +38,9 @@ test:
   .amdhsa_group_segment_fixed_size {lds}
   .amdhsa_private_segment_fixed_size {scratch}
   .amdhsa_kernarg_size 16
+  .amdhsa_user_sgpr_dispatch_ptr {packet}
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_user_sgpr_count 2
+  .amdhsa_user_sgpr_count {pointers}
   .amdhsa_system_vgpr_workitem_id 2
   .amdhsa_next_free_vgpr 128
   .amdhsa_next_free_sgpr 64
@@ -72,8 +73,11 @@ _BEGIN = """
   v_lshlrev_b32_e32 v63, 2, v0
   s_waitcnt lgkmcnt(0)
 """
-
-
+# With the dispatch packet asked for: s[8:9].
+_TAKE_PACKET = """
+  s_mov_b64 s[8:9], s[0:1]
+  s_mov_b64 s[0:1], s[2:3]
+"""
 _PLACEHOLDER = "  s_nop 7"
 
 
@@ -89,18 +93,29 @@ def compiler() -> str:
     pytest.skip("no clang with the AMDGPU target is installed")
 
 
-def assemble(body: str, *, target: str = "", lds: int = 0, scratch: int = 0) -> bytes:
+def assemble(
+    body: str, *, target: str = "", lds: int = 0, scratch: int = 0, packet: bool = False
+) -> bytes:
     """A code object with the kernel `test`, for the stand-in's GPU or another. gfx950's is made by
-    an assembler that need not know it: what gfx942 has not, the body has as words."""
+    an assembler that need not know it: what gfx942 has not, the body has as words. packet: the
+    body finds the dispatch packet's address in s[8:9]."""
     target = target or os.environ.get("GCN_TARGET", "gfx942")
-    image = bytearray(_assemble(body, "gfx942" if target == "gfx950" else target, lds, scratch))
+    known = "gfx942" if target == "gfx950" else target
+    image = bytearray(_assemble(body, known, lds, scratch, packet))
     image[_FLAGS] = MACHINES[target]
     return bytes(image)
 
 
 @functools.cache
-def _assemble(body: str, target: str, lds: int, scratch: int) -> bytes:
-    text = _TEMPLATE.format(body=_BEGIN + body, target=target, lds=lds, scratch=scratch)
+def _assemble(body: str, target: str, lds: int, scratch: int, packet: bool) -> bytes:
+    text = _TEMPLATE.format(
+        body=(_TAKE_PACKET if packet else "") + _BEGIN + body,
+        target=target,
+        lds=lds,
+        scratch=scratch,
+        packet=int(packet),
+        pointers=4 if packet else 2,
+    )
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.s")
         out = Path(folder, "kernel.co")
@@ -125,6 +140,7 @@ def run(
     threads: int = LANES,
     lds: int = 0,
     scratch: int = 0,
+    packet: bool = False,
     stream: int | None = None,
     assembled: bool = True,
 ) -> np.ndarray:
@@ -135,7 +151,7 @@ def run(
     hip = library.load()
     module = ctypes.c_void_p()
     function = ctypes.c_void_p()
-    image = assemble(body if assembled else _PLACEHOLDER, lds=lds, scratch=scratch)
+    image = assemble(body if assembled else _PLACEHOLDER, lds=lds, scratch=scratch, packet=packet)
     if not assembled:
         text = listing(f"{_BEGIN}{body}\n  s_endpgm", address_of(image, "test"))
         hip.gcn_listing(image, ctypes.c_size_t(len(image)), text.encode())

@@ -75,10 +75,11 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def _settings() -> dict[str, str]:
-    cache = FOLDER / "disassembly"
-    cache.mkdir(parents=True, exist_ok=True)
+    library = build()
+    cache = library.parent / "disassembly"  # of these very sources: they rewrite gfx950's
+    cache.mkdir(exist_ok=True)
     return {
-        "RADIX_LIBHIP": str(build()),
+        "RADIX_LIBHIP": str(library),
         "GCN_CACHE": str(cache),
         "LLVM_OBJDUMP": objdump() or "llvm-objdump",
     }

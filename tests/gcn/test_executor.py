@@ -103,6 +103,23 @@ def test_integers(text, words):
     assert np.array_equal(got, np.asarray(expected).astype(np.int64).astype(U32))
 
 
+def test_packed_moves_choose_words(words):
+    """The low result is a word of the first source, the high one a word of the second, also where
+    they are the sources' own registers."""
+    a, b, c = words
+    text = """
+  v_mov_b32_e32 v4, v3
+  v_mov_b32_e32 v3, v2
+  v_mov_b32_e32 v2, v1
+  v_pk_mov_b32 v[10:11], v[2:3], v[4:5] op_sel:[1,0]
+  v_pk_mov_b32 v[12:13], v[2:3], v[2:3] op_sel:[0,1]
+  v_pk_mov_b32 v[2:3], v[2:3], v[2:3] op_sel:[1,0]
+  v_mov_b32_e32 v14, v2
+  v_mov_b32_e32 v15, v3"""
+    got = lanes(text, a, b, c, results=6)
+    assert np.array_equal(got, np.stack([b, c, a, b, b, a]))
+
+
 def test_carries_reach_the_upper_word(words):
     a, b, _ = words
     text = """
@@ -314,3 +331,25 @@ def test_a_code_object_of_another_gpu_is_refused():
     image = assembly.assemble("s_nop 0", target="gfx90a")
     module = ctypes.c_void_p()
     assert hip.hipModuleLoadData(ctypes.byref(module), image) == 209
+
+
+def test_the_packet_says_the_shape_of_a_launch():
+    """What HSA's packet has of the block and the grid: the compiler reads them there where it moves
+    a thread's array to LDS."""
+    body = """
+  s_load_dwordx2 s[10:11], s[8:9], 0x4
+  s_load_dwordx4 s[12:15], s[8:9], 0xc
+  s_load_dword s16, s[8:9], 0x1c
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32_e32 v1, s10
+  v_mov_b32_e32 v2, s11
+  v_mov_b32_e32 v3, s12
+  v_mov_b32_e32 v4, s15
+  v_mov_b32_e32 v5, s16"""
+    for i in range(5):
+        body += f"\n  global_store_dword v63, v{i + 1}, s[4:5] offset:{4 * LANES * i}"
+    out = np.zeros((5, LANES), U32)
+    run(body, np.zeros(1, U32), out, blocks=3, packet=True, lds=512, scratch=32)
+    assert [set(row.tolist()) for row in out] == [
+        {LANES | 1 << 16}, {1}, {3 * LANES}, {32}, {512}
+    ]  # fmt: skip

@@ -36,7 +36,21 @@ BODY = (
 
 def logic(opcode: int, to: int, table: int) -> str:
     """Three-input logic of v1, v2 and v1."""
-    return vop3(opcode, to, 1, 2, 1, neg=table >> 3 & 7, abs=table & 7, omod=table >> 6)
+    return vop3(opcode, to, 1, 2, 1, neg=table & 7, abs=table >> 3 & 7, omod=table >> 6)
+
+
+# v_bitop3_b32 v10, v1, v2, v1 and v_bitop3_b16 v11, v1, v2, v1: the words of LLVM 21's assembler.
+ASSEMBLED = {
+    (0x234, 10, 0x07): (0xD234_000A, 0xE406_0501),
+    (0x234, 10, 0x6C): (0xD234_050A, 0x8C06_0501),
+    (0x233, 11, 0x0C): (0xD233_010B, 0x8406_0501),
+}
+
+
+@pytest.mark.parametrize("instruction", ASSEMBLED, ids=str)
+def test_where_the_table_lies(instruction: tuple[int, int, int]) -> None:
+    first, second = ASSEMBLED[instruction]
+    assert logic(*instruction) == f".long {first:#x}\n .long {second:#x}\n"
 
 
 def by_table(table: int, *words: np.ndarray) -> np.ndarray:
@@ -64,7 +78,7 @@ def conversions() -> None:
     assert np.array_equal(found[1], halves(-b, np.abs(a)))
     assert np.array_equal(found[2], found[0])
     x, y = (rng.integers(0, 2**32, 64, dtype=np.uint32) for _ in "xy")
-    for table in (0x1B, 0xE4, 0xD8, 0x01):
+    for table in (0x1B, 0xE4, 0xD8, 0x07, 0x6C):
         text = "v_mov_b32_e32 v11, 0\n" + logic(0x234, 10, table) + logic(0x233, 11, table)
         found = assembly.lanes(text, x, y, results=2)
         assert np.array_equal(found[0], by_table(table, x, y, x)), hex(table)

@@ -18,7 +18,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver as active_driver
 
 from radix_kernels.triton import fp8_gemm, grouped_gemm, moe
-from tests.gcn import arrays, library
+from tests.gcn import arrays, executed, library
 from tests.gcn.listing import address_of, listing
 
 _NATIVE_FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
@@ -121,6 +121,7 @@ class _Launcher:
     """Of one compiled kernel: packs the arguments of a launch."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
+        self._name = source.name
         self._types = list(source.signature.values())
         self._threads = metadata.num_warps * _LANES
         self._shared = metadata.shared
@@ -150,7 +151,7 @@ class _Launcher:
         held = [ctypes.create_string_buffer(word, len(word)) for word in words]
         values = (ctypes.c_void_p * len(held))(*(ctypes.addressof(word) for word in held))
         grid = (x, y, z, self._threads, 1, 1)
-        with arrays.opened(*tensors):
+        with arrays.opened(*tensors), executed.counted(self._name):
             hip = library.load()
             none = ctypes.c_void_p(None)
             check(hip.hipModuleLaunchKernel(function, *grid, self._shared, none, values, None))

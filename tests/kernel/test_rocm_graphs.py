@@ -29,6 +29,7 @@ BF16 = torch.bfloat16
 ROWS = 5
 VOCABULARY = 1000
 SLOTS = 32
+PAGES = 8  # of a row
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +125,38 @@ def _records(i: Inputs) -> list[torch.Tensor]:
     return [reference.sampling_candidates(i.logits(), *settings, **given)[None], *settings]
 
 
+def _step(i: Inputs) -> list[torch.Tensor]:
+    """A decode step of ROWS - 1 rows and one of padding, the dummy row; the last is the scratch
+    row."""
+    rows = torch.arange(ROWS, dtype=torch.int32)
+    one = torch.ones_like(rows)
+    starts = torch.where(rows < ROWS - 1, rows * PAGES, -1)
+    entries = torch.stack([rows, rows, one, one * ROWS])
+    tokens = torch.stack([rows, one - 1, starts, ~rows])
+    lengths = torch.cat([i.below(PAGES * 4 - 1, ROWS), torch.zeros(1, dtype=torch.int32)])
+    lengths[ROWS - 1] = 0
+    next_token = i.below(VOCABULARY, ROWS + 1, 1)
+    given = [entries, tokens, rows, next_token, lengths, i.below(SLOTS, ROWS, PAGES)]
+    lists = [torch.zeros(ROWS, dtype=torch.int32) for _ in range(3)]
+    wide = [torch.zeros(ROWS, dtype=torch.int64) for _ in range(2)]
+    return [*given, *lists, *wide, torch.zeros(ROWS, PAGES, dtype=torch.int32)]
+
+
+def _fill_step(*given: Any) -> Any:
+    names = ("kv_lens", "input_ids", "positions", "slot_mapping", "sample_positions", "page_table")
+    made = dict(zip(names, given[6:], strict=True))
+    return OPS["fill_step_tensors"](*given[:6], 4, **made)
+
+
+def _samples(i: Inputs) -> list[torch.Tensor]:
+    rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(ROWS)).int()
+    ids = i.below(VOCABULARY, ROWS) - 1
+    return [ids, rows, rows.clone(), i.below(VOCABULARY, ROWS, 1), i.below(999, ROWS)]
+
+
 CASES = {
+    "fill_step_tensors": Case(_step, _fill_step),
+    "accept_tokens": Case(_samples, OPS["accept_tokens"]),
     "rmsnorm": Case(lambda i: [i.randn(ROWS, 256), i.randn(256)], OPS["rmsnorm"]),
     "fused_add_rmsnorm": Case(
         lambda i: [i.randn(ROWS, 256), i.randn(ROWS, 256), i.randn(256)], OPS["fused_add_rmsnorm"]

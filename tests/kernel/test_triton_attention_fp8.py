@@ -25,7 +25,10 @@ from tests.kernel.triton_attention_cases import (
 )
 from tests.kernel.triton_device import DEVICE, TRITON_ATTENTION
 
-pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
+pytestmark = [
+    pytest.mark.cover("values"),
+    pytest.mark.usefixtures("interpreter_widens_bfloat16"),
+]
 
 
 @pytest.fixture(autouse=True)

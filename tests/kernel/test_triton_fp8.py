@@ -23,7 +23,10 @@ TOLERANCE = {
     torch.bfloat16: (8e-3, 1.6e-2),
 }
 
-pytestmark = pytest.mark.cpu_only  # `--device` moves the public ops alone
+pytestmark = [
+    pytest.mark.cover("values"),
+    pytest.mark.cpu_only,  # `--device` moves the public ops alone
+]
 
 
 @pytest.fixture(autouse=True)

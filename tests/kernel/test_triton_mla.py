@@ -17,6 +17,7 @@ rt = triton_module("mla")
 
 
 pytestmark = [
+    pytest.mark.cover("values"),
     pytest.mark.usefixtures("interpreter_widens_bfloat16"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy under the interpreter
 ]

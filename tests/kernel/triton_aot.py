@@ -131,6 +131,7 @@ def attend_one(
         "CAUSAL": True,
         "WINDOW": not decode,
         "SOFTCAP": not decode,
+        "DIES": 1 if decode or target.backend != "hip" else 8,
         **(form or {}),
     }
     unused = [] if decode else ["part_out", "part_lse"]

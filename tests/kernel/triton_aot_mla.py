@@ -70,6 +70,7 @@ if __name__ == "__main__":
                 "SPLIT_KEYS": 512,
                 "FP8": fp8,
                 "CAUSAL": True,
+                "DIES": 8 if name.startswith("gfx") else 1,
             }
             options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
             found = compile_one(attend_latent, constants, target_of(name), **options)

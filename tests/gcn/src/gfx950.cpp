@@ -58,7 +58,7 @@ std::string text_of(const NewOpcode& opcode, uint32_t first, uint32_t second) {
     text.append(negated ? ", -" : ", ").append(bar).append(source).append(bar);
   }
   if (opcode.has_table) {
-    const uint32_t table = (second >> 27 & 3) << 6 | (second >> 29) << 3 | (first >> 8 & 7);
+    const uint32_t table = (second >> 27 & 3) << 6 | (first >> 8 & 7) << 3 | second >> 29;
     text.append(" bitop3:").append(std::to_string(table));
   }
   return text.append(first >> 15 & 1 ? " clamp" : "");

@@ -42,20 +42,58 @@ enum Property : unsigned {
   kPrivateSize = 64
 };
 
-void start_registers(Wave& w, const Kernel& kernel, const Launch& launch, const uint8_t* arguments) {
+// The packet of the queue that a launch is, as HSA has it. A kernel reads the shape of its block there where the
+// compiler has moved an array of its threads to LDS.
+struct DispatchPacket {
+  uint16_t header, setup;
+  uint16_t block[3], reserved;
+  uint32_t threads[3];  // of the grid
+  uint32_t scratch_bytes, lds_bytes;
+  uint64_t kernel, arguments, reserved_too, signal;
+};
+static_assert(sizeof(DispatchPacket) == 64);
+
+DispatchPacket packet_of(const Kernel& kernel, const Launch& launch, const uint8_t* arguments) {
+  DispatchPacket packet{};
+  packet.setup = 3;  // dimensions
+  for (unsigned axis = 0; axis < 3; axis++) {
+    packet.block[axis] = static_cast<uint16_t>(launch.block[axis]);
+    packet.threads[axis] = launch.grid[axis] * launch.block[axis];
+  }
+  packet.scratch_bytes = kernel.scratch_bytes;
+  packet.lds_bytes = kernel.lds_bytes + launch.dynamic_lds;
+  packet.arguments = reinterpret_cast<uint64_t>(arguments);
+  return packet;
+}
+
+void set_pointer(Wave& w, unsigned at, const void* pointer) {
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  w.s[at] = static_cast<uint32_t>(address);
+  w.s[at + 1] = static_cast<uint32_t>(address >> 32);
+}
+
+void start_registers(Wave& w, const Kernel& kernel, const Launch& launch, const DispatchPacket& packet) {
   unsigned at = 0;
-  if (kernel.properties & kPrivateBuffer) at += 4;
-  if (kernel.properties & (kDispatchPointer | kDispatchId))
-    fault("%s asks for the dispatch packet, which is not there", kernel.name.c_str());
+  if (kernel.properties & kPrivateBuffer) {
+    w.s[0] = w.s[2] = w.s[3] = 0;
+    w.s[1] = kScratchBuffer;
+    at += 4;
+  }
+  if (kernel.properties & kDispatchPointer) {
+    set_pointer(w, at, &packet);
+    at += 2;
+  }
   if (kernel.properties & kQueuePointer) at += 2;
   if (kernel.properties & kArgumentPointer) {
-    const auto address = reinterpret_cast<uint64_t>(arguments);
-    w.s[at] = static_cast<uint32_t>(address);
-    w.s[at + 1] = static_cast<uint32_t>(address >> 32);
+    set_pointer(w, at, reinterpret_cast<const void*>(packet.arguments));
+    at += 2;
   }
+  if (kernel.properties & kDispatchId) fault("%s asks for the number of its dispatch", kernel.name.c_str());
+  if (kernel.properties & kFlatScratchInit) set_pointer(w, at, nullptr);
   at = kernel.rsrc2 >> 1 & 31;  // behind the user's registers
   for (unsigned axis = 0; axis < 3; axis++)
     if (kernel.rsrc2 >> (7 + axis) & 1) w.s[at++] = w.block.id[axis];
+  if (kernel.rsrc2 & 1) w.s[at] = 0;  // where the scratch of the wave begins
   uint32_t* ids = w.vector(0);
   for (unsigned l = 0; l < kLanes; l++) {
     const uint32_t t = w.number * kLanes + l;
@@ -136,6 +174,8 @@ uint64_t run_kernel(Program& program, const Kernel& kernel, const Launch& launch
   check(kernel, launch);
   memory.add(arguments.data(), arguments.size(), false);
   memory.add(program.object.image.data(), program.object.image.size(), false);
+  const DispatchPacket packet = packet_of(kernel, launch, arguments.data());
+  memory.add(&packet, sizeof packet, false);
   memory.seal();
   const auto threads = static_cast<unsigned>(product(launch.block));
   uint64_t count = 0;
@@ -150,7 +190,7 @@ uint64_t run_kernel(Program& program, const Kernel& kernel, const Launch& launch
         waves.reserve((threads + kLanes - 1) / kLanes);
         for (unsigned first = 0; first < threads; first += kLanes) {
           waves.emplace_back(program, kernel, memory, block, first / kLanes, std::min(kLanes, threads - first));
-          start_registers(waves.back(), kernel, launch, arguments.data());
+          start_registers(waves.back(), kernel, launch, packet);
         }
         count += run_block(waves, block, launch.instruction_limit);
       }

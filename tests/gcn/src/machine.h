@@ -60,6 +60,9 @@ struct Block {
   uint32_t id[3] = {0, 0, 0};
 };
 
+// The upper word of the buffer of scratch in a kernel's first scalar registers: swizzling, and no base.
+constexpr uint32_t kScratchBuffer = 0x80000000;
+
 class Wave {
  public:
   Wave(Program& program, const Kernel& kernel, Memory& memory, Block& block, unsigned number, unsigned lanes);

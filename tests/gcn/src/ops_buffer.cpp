@@ -6,17 +6,19 @@
 namespace gcn {
 namespace {
 
-// Of a resource: base address (48 bits), stride and swizzling (16 bits), bytes, format. Only raw buffers are known,
-// whose stride is 0.
+// Of a resource: base address (48 bits), stride and swizzling (16 bits), bytes, format. Known are raw buffers, whose
+// stride is 0, and the one that a gfx90a's kernels start with, the scratch of their lanes.
 struct Resource {
   Resource(Wave& w, const Operand& op) {
     const u32* words = &w.s[op.index];
     base = words[0] | u64{words[1] & 0xffff} << 32;
-    if (words[1] >> 16) fault("a buffer with a stride or swizzling");
+    is_scratch = words[1] >> 16 == kScratchBuffer >> 16;
+    if (words[1] >> 16 && !is_scratch) fault("a buffer with a stride or swizzling");
     bytes = words[2];
   }
   u64 base;
   u64 bytes;
+  bool is_scratch;
 };
 
 // A lane's offset: the instruction's and, with "offen", a register's. What lies at it or past the buffer's end, less
@@ -30,6 +32,11 @@ struct Offsets {
   u64 of(unsigned lane) const { return fixed + (registers ? registers[lane] : 0); }
   bool contains(u64 offset, unsigned size) const { return offset + size + scalar <= resource.bytes; }
   u64 address(u64 offset) const { return resource.base + scalar + offset; }
+  // Where `size` bytes at an offset lie; nullptr out of range. A scalar offset into scratch counts all lanes' bytes.
+  uint8_t* find(Wave& w, unsigned lane, u64 offset, unsigned size, bool writes) const {
+    if (resource.is_scratch) return w.scratch(lane, static_cast<i64>(offset + scalar / kLanes), size);
+    return contains(offset, size) ? w.memory.at(address(offset), size, writes) : nullptr;
+  }
 
   Resource resource;
   u64 scalar;
@@ -54,7 +61,7 @@ void load(Wave& w, const Instruction& in) {
     for (unsigned i = 0; i < bytes; i += unit) {
       const u64 offset = u64{at[l]} + i;
       u32 value = 0;
-      if (offsets.contains(offset, unit)) std::memcpy(&value, w.memory.at(offsets.address(offset), unit, false), unit);
+      if (const uint8_t* from = offsets.find(w, l, offset, unit, false)) std::memcpy(&value, from, unit);
       if (sign) value = static_cast<u32>(static_cast<i32>(value << (32 - 8 * unit)) >> (32 - 8 * unit));
       u32& out = w.vector(in.op[0].index + i / 4)[l];
       if (part == Part::kWhole) out = value;
@@ -74,7 +81,7 @@ void store(Wave& w, const Instruction& in) {
       const u64 offset = offsets.of(l) + i;
       u32 value = w.vector(in.op[0].index + i / 4)[l];
       if (part == Part::kHighHalf) value >>= 16;
-      if (offsets.contains(offset, unit)) std::memcpy(w.memory.at(offsets.address(offset), unit, true), &value, unit);
+      if (uint8_t* to = offsets.find(w, l, offset, unit, true)) std::memcpy(to, &value, unit);
     }
   });
   w.issued(Wave::Queue::kVector, nullptr, 0);

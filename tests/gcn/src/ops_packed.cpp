@@ -1,4 +1,6 @@
 // Two results a lane: packed halves, packed floats, halves and floats mixed, FP8.
+#include <algorithm>
+
 #include "fp8.h"
 #include "lanes.h"
 
@@ -30,6 +32,22 @@ void packed_floats(Wave& w, const Instruction& in) {
       for (unsigned l = 0; l < kLanes; l++) x[i][l] = std::bit_cast<float>(row[l] ^ flip);
     }
     for (unsigned l = 0; l < kLanes; l++) results[r][l] = F(x[0][l], x[1][l], sources > 2 ? x[2][l] : 0.0f);
+  }
+  Operand to = in.op[0];
+  set_lanes(w, to, results[0]);
+  to.index++;
+  set_lanes(w, to, results[1]);
+}
+
+// The low result is a word of the first source, the high one a word of the second; op_sel says which. The destination
+// may be among the sources.
+void packed_move(Wave& w, const Instruction& in) {
+  u32 results[2][kLanes];
+  for (unsigned r = 0; r < 2; r++) {
+    const Operand& op = in.op[1 + r];
+    Lanes hold;
+    const u32* row = w.source(op, op.kind == Operand::Kind::kLiteral ? 0 : bit(in.op_sel, r), hold);
+    std::copy_n(row, kLanes, results[r]);
   }
   Operand to = in.op[0];
   set_lanes(w, to, results[0]);
@@ -148,6 +166,7 @@ void add_packed(Table& t) {
       {"v_pk_add_f32", packed_floats<[](float a, float b, float) { return a + b; }, 2>},
       {"v_pk_mul_f32", packed_floats<[](float a, float b, float) { return a * b; }, 2>},
       {"v_pk_fma_f32", packed_floats<[](float a, float b, float c) { return __builtin_fmaf(a, b, c); }, 3>},
+      {"v_pk_mov_b32", packed_move},
       {"v_pk_add_f16", packed_halves<[](H a, H b, H) { return bits_of(real(a) + real(b)); }, 2>},
       {"v_pk_mul_f16", packed_halves<[](H a, H b, H) { return bits_of(real(a) * real(b)); }, 2>},
       {"v_pk_fma_f16", packed_halves<[](H a, H b, H c) { return bits_of(double{real(a)} * real(b) + real(c)); }, 3>},

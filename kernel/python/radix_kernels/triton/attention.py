@@ -18,6 +18,7 @@ from .._checks.attention import (
     read_window,
 )
 from .attention_kernel import attend, combine
+from .dies import count_dies
 
 # A program walks at least this many keys, and a row is cut into at most this many splits. Both
 # follow from the page table's width alone, so a step's split borders do not depend on its data.
@@ -223,7 +224,7 @@ def _attend(
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, SPLIT=split.keys if split.number > 1 else 0,
         CAUSAL=options.causal, WINDOW=options.window_left >= 0, SOFTCAP=options.softcap > 0,
         Q_BYTES=is_fp8(q), KV_BYTES=is_fp8(k), FNUZ=k.dtype == torch.float8_e4m3fnuz,
-        PER_HEAD=_is_per_head(scales[1]),
+        PER_HEAD=_is_per_head(scales[1]), DIES=_choose_dies(k, decode),
         **common, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if split.number > 1:
@@ -235,6 +236,14 @@ def _attend(
 
 def _on_amd() -> bool:
     return torch.version.hip is not None
+
+
+def _choose_dies(k: torch.Tensor, decode: bool) -> int:
+    """The dies over which the KV heads go. 1 where no two programs read the same keys (decode), or
+    where some dies would have more heads than others: later blocks of a prompt see more keys, so
+    parts of a head are not alike."""
+    dies = count_dies(k.device)
+    return 1 if decode or k.shape[-2] % dies else dies
 
 
 def _is_decode(tokens: int, rows: int, max_seqlen_q: int) -> bool:

@@ -10,6 +10,7 @@ that begin at multiples of BLOCK_N, so that what it sums depends on positions al
                     bound that needs no host copy of cu; a block past its sequence's end returns at
                     once. Tokens before cu[0] and from cu[B] on belong to no sequence and are
                     neither read nor written
+    dies            of a chip of several, a KV head's query blocks are all on one (`dies.py`)
     splits          split s owns keys [s * SPLIT, (s + 1) * SPLIT); its partial result is already
                     normalised, and `combine` joins the splits in index order
     contiguous KV   PAGE_SIZE 0: `kv_lens` holds the sequences' first keys and the last one's end
@@ -25,6 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .dies import find_piece
 from .float8 import widened
 
 
@@ -150,11 +152,15 @@ def attend(
     PER_HEAD: tl.constexpr,
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
+    DIES: tl.constexpr,
 ):
     """One (query block, KV head, split); SPLIT 0 means that one program sees every key."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    block = tl.program_id(0)
-    kv_head = tl.program_id(1).to(tl.int64)
+    blocks = tl.num_programs(0)
+    pieces = blocks * tl.num_programs(1)
+    work = find_piece(tl.program_id(0) + blocks * tl.program_id(1), pieces, DIES)
+    block = work % blocks
+    kv_head = (work // blocks).to(tl.int64)
     split = tl.program_id(2)
     origin = tl.load(cu_seqlens)
     row = _find_row(cu_seqlens, origin, block, rows, TOKENS)

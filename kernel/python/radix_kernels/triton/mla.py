@@ -9,6 +9,7 @@ import torch
 from .._arrays import torch_views
 from .._checks.mla import check_decode
 from .attention import Tiles
+from .dies import count_dies, programs_for
 from .mla_kernel import attend_latent, join_splits
 
 # A split has at least this many keys, and a row at most this many splits.
@@ -66,7 +67,6 @@ def mla_decode(
 ) -> None:
     """See `radix_kernels.mla_decode`. workspace and max_seqlen_q are not used; reads no tensor on
     the host.
-
     Other sizes than L 256 and 512 and R 64, float32, and an FP8 cache whose tokens do not begin at
     multiples of 4 bytes are refused.
     """
@@ -85,19 +85,19 @@ def mla_decode(
     kv_piece = _piece(kv_cache)
     _refuse_others(op, q_nope, q_rope, kv_piece if fp8 else 4)
     tiles = choose_tiles(heads, torch.version.hip is not None)
-    whole_blocks = tokens * heads // tiles.block_m
-    splits = choose_splits(columns * page_size, max(rows, whole_blocks), any_split)
+    blocks = tokens * heads // tiles.block_m + rows
+    splits = choose_splits(columns * page_size, max(rows, blocks - rows), any_split)
     part_out, part_lse = _partials(q_nope, splits)
-    sizes = {"LATENT": latent, "HEADS": heads}
-    common = {**sizes, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
+    common = {"LATENT": latent, "HEADS": heads, "Q_PIECE": q_piece, "WITH_LSE": lse is not None}
     out_strides = _strides_in_pieces(out, q_piece)
-    attend_latent[(whole_blocks + rows, splits)](
+    dies = count_dies(q_nope.device)
+    attend_latent[(programs_for(blocks * splits, dies),)](
         q_nope, q_rope, kv_cache, page_table, kv_lens, cu_seqlens_q, out, lse, part_out, part_lse,
-        scale, rows, splits,
+        scale, rows, blocks, splits,
         *_strides_in_pieces(q_nope, q_piece), *_strides_in_pieces(q_rope, q_piece),
         *_strides_in_pieces(kv_cache, kv_piece), *out_strides, page_table.stride(0),
         PAGE_SIZE=page_size, KV_PIECE=kv_piece, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-        SPLIT_KEYS=_SPLIT_KEYS if splits > 1 else 0, FP8=fp8, CAUSAL=causal, **common,
+        SPLIT_KEYS=_SPLIT_KEYS if splits > 1 else 0, FP8=fp8, CAUSAL=causal, DIES=dies, **common,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if splits > 1:

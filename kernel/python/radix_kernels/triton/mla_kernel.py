@@ -4,7 +4,7 @@ All query heads attend to one latent head, so a token of the cache is read once 
 query rows (row r of a sequence is token r // HEADS, head r % HEADS), as key and, its first LATENT
 dimensions (256 or 512), as value. With few heads bound by bytes, with many by math.
 
-    grid            (query blocks, splits)
+    grid            query blocks * splits, a split's query blocks side by side (`dies.py`)
     query blocks    sequence b begins at block cu[b] * HEADS // BLOCK_M + b: an upper bound that
                     needs no host copy of cu; a block past its sequence's end returns at once
     splits          a row's keys are cut into pieces of one size, which follows from the row's own
@@ -21,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .dies import find_piece
 from .float8 import widened
 
 ROPE = tl.constexpr(64)
@@ -85,8 +86,8 @@ def _load_tokens(
 
 
 _NUMBERS = [
-    "rows", "splits", "q_token", "q_head", "rope_token", "rope_head", "cache_page", "cache_slot",
-    "out_token", "out_head", "table_row",
+    "rows", "blocks", "splits", "q_token", "q_head", "rope_token", "rope_head", "cache_page",
+    "cache_slot", "out_token", "out_head", "table_row",
 ]  # fmt: skip
 
 
@@ -104,6 +105,7 @@ def attend_latent(
     part_lse,
     scale,
     rows,
+    blocks,
     splits,
     q_token,
     q_head,
@@ -125,11 +127,15 @@ def attend_latent(
     FP8: tl.constexpr,
     CAUSAL: tl.constexpr,
     WITH_LSE: tl.constexpr,
+    DIES: tl.constexpr,
 ):
     """One (query block, split); SPLIT_KEYS, the fewest keys of a split, is 0 where one program sees
     every key."""
-    block = tl.program_id(0)
-    split = tl.program_id(1)
+    work = find_piece(tl.program_id(0), blocks * splits, DIES)
+    block = work % blocks
+    split = work // blocks
+    if split >= splits:
+        return
     row, first_block = _find_row(cu_seqlens, block, rows, HEADS, BLOCK_M)
     begin = tl.load(cu_seqlens + row)
     q_len = tl.load(cu_seqlens + row + 1) - begin
