@@ -1,14 +1,15 @@
 """ForwardBatch: one step on the device.
 
 All tensors have fixed addresses; a step's are their first elements. One packed int32 upload carries
-a StepPlan; what depends on the lengths of decode rows, which only the device knows, a few device
-operations make from it."""
+a StepPlan; what depends on the lengths of decode rows, which only the device knows, one operation
+of the device makes from it."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
+from . import ops
 from .batch_layout import BatchLayout, BatchLimits, Entry, Token, lay_out
 from .device import Device
 from .errors import ConfigError
@@ -200,64 +201,43 @@ class ForwardBatch:
         self.sample_rows = entry[Entry.SAMPLE_ROWS][:samples]
         self.grow_rows = entry[Entry.GROW_ROWS][:samples]
         self.cu_samples = entry[Entry.CU_SAMPLES][: self.num_sampling + 1]
-        self._base_rows = entry[Entry.BASE_ROWS][:size]
-        self._lengths = entry[Entry.LENGTHS][:size]
-        self._commit_rows = entry[Entry.COMMIT_ROWS][:size]
-        self._tokens = token_block.unbind()
+        self._entries = entry_block[: Entry.COMMIT_ROWS + 1, :size]
+        self._tokens = token_block
         self.kv_lens = self._kv_lens[:size]
         self.input_ids = self._input_ids[: self.num_tokens]
         self.positions = self._positions[: self.num_tokens]
         self.slot_mapping = self._slot_mapping[: self.num_tokens]
 
     def fill(self, next_token: torch.Tensor, committed_len: torch.Tensor) -> None:
-        """Makes the tensors that depend on the lengths of decode rows. Device operations alone,
-        which read and write fixed addresses and follow from the shape: a graph may hold them.
+        """Makes the tensors that depend on the lengths of decode rows, in one operation of the
+        device, which reads and writes fixed addresses and follows from the shape: a graph may hold
+        it.
 
         `next_token` int32 [max_rows + 2, max_samples] holds the tokens that a row decodes next: the
         last accepted one (-1, a failed draw, is read as id 0), then drafts.
         `committed_len` int32 [max_rows + 2] counts the tokens of a row that are in its pages for
         good; that of the dummy row is 0. Decode entries start there; chunks set it to their
-        `kv_len`."""
-        torch.add(committed_len.index_select(0, self._base_rows), self._lengths, out=self.kv_lens)
-        bases = committed_len.index_select(0, self._tokens[Token.BASE_ROWS])
-        torch.add(bases, self._tokens[Token.OFFSETS], out=self.positions)
-        self._fill_slots()
-        self._fill_ids(next_token)
-        self._fill_page_table()
-        last_positions = self.positions.index_select(0, self.logit_rows)
-        torch.add(last_positions, 1, out=self.sample_positions[: len(self.logit_rows)])
-        if self.has_chunks:
-            committed_len.index_put_((self._commit_rows,), self.kv_lens)
-
-    def _fill_slots(self) -> None:
-        page_size = self.kv_pool.page_size
-        blocks = self.positions // page_size
-        starts = self._tokens[Token.TABLE_STARTS]
-        elements = starts + blocks
-        if self.shape is not None:
-            elements.clamp_(min=0)
-        pages = self._table.view(-1).index_select(0, elements)
-        # page * page_size + position % page_size
-        torch.add(self.positions, pages.sub_(blocks), alpha=page_size, out=self.slot_mapping)
-        if self.shape is not None:
-            self.slot_mapping.masked_fill_(starts < 0, -1)
-
-    def _fill_ids(self, next_token: torch.Tensor) -> None:
-        sources = self._tokens[Token.SOURCES]
-        elements = ~sources
-        if not self.has_chunks:
-            torch.index_select(next_token.view(-1), 0, elements, out=self.input_ids)
-            self.input_ids.clamp_(min=0)
-            return
-        decoded = next_token.view(-1).index_select(0, elements.clamp_(min=0)).clamp_(min=0)
-        torch.where(sources < 0, decoded, sources, out=self.input_ids)
-
-    def _fill_page_table(self) -> None:
+        `kv_len`. The last element, the scratch row's, means nothing."""
         width = self.limits.max_pages
         if not self._fixed_width:
             width = -(-self.max_kv_len // self.kv_pool.page_size)
-        view = self._page_table[: self.batch_size * width].view(self.batch_size, width)
-        self.page_table = torch.index_select(self._table[:, :width], 0, self.rows, out=view)
+        table = self._page_table[: self.batch_size * width]
+        self.page_table = table.view(self.batch_size, width)
+        ops.fill_step_tensors(
+            self._entries,
+            self._tokens,
+            self.logit_rows,
+            next_token,
+            committed_len,
+            self._table,
+            self.kv_pool.page_size,
+            kv_lens=self.kv_lens,
+            input_ids=self.input_ids,
+            positions=self.positions,
+            slot_mapping=self.slot_mapping,
+            page_table=self.page_table,
+            sample_positions=self.sample_positions[: len(self.logit_rows)],
+        )
 
     def first_token(self, plan: StepPlan, entry: int) -> int:
         """Token of this batch at which chunk `entry` of the plan it was loaded from begins."""

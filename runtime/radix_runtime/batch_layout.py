@@ -13,16 +13,17 @@ from .step_shape import StepShape
 
 
 class Entry(IntEnum):
-    """Rows of the first block, int32 [len(Entry), max_entries + 1]; each is used where it
-    arrives."""
+    """Rows of the first block, int32 [len(Entry), max_entries + 1]. The first four say what the
+    entry tensors are made of, in the order of `fill_step_tensors`; each of the others is used where
+    it arrives."""
 
     ROWS = 0  # [B] row of the page table
-    CU_SEQLENS_Q = 1  # [B + 1]
-    DECODE_CU_SEQLENS = 2  # [B + 1]
-    CHUNK_CU_SEQLENS = 3  # [B + 1]
-    BASE_ROWS = 4  # [B] element of committed_len that counts the tokens before LENGTHS
-    LENGTHS = 5  # [B] tokens after the base, with the new ones
-    COMMIT_ROWS = 6  # [B] element of committed_len that the entry sets to its length
+    BASE_ROWS = 1  # [B] element of committed_len that counts the tokens before LENGTHS
+    LENGTHS = 2  # [B] tokens after the base, with the new ones
+    COMMIT_ROWS = 3  # [B] element of committed_len that the entry sets to its length
+    CU_SEQLENS_Q = 4  # [B + 1]
+    DECODE_CU_SEQLENS = 5  # [B + 1]
+    CHUNK_CU_SEQLENS = 6  # [B + 1]
     LOGIT_ROWS = 7  # [S]
     SAMPLE_ROWS = 8  # [N]
     GROW_ROWS = 9  # [N]
@@ -30,7 +31,8 @@ class Entry(IntEnum):
 
 
 class Token(IntEnum):
-    """Rows of the second block, int32 [len(Token), T]: what the token tensors are made of."""
+    """Rows of the second block, int32 [len(Token), T]: what the token tensors are made of, in the
+    order of `fill_step_tensors`."""
 
     BASE_ROWS = 0  # element of committed_len that counts the tokens before OFFSETS
     OFFSETS = 1  # tokens of the row between the base and this one

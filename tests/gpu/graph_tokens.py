@@ -23,9 +23,21 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "plain": {},
     "overlap": {"disable_overlap_schedule": True},
     "page": {"page_size": 64},
+    "page of one": {"page_size": 1},
     "chunk": {"chunked_prefill_size": 300},
+    "small chunk": {"chunked_prefill_size": 65},
     "cache": {"disable_radix_cache": True},
     "sizes": {"cuda_graph_bs": [1, 3, 24, 64]},
+    "few sizes": {"cuda_graph_max_bs": 9},  # steps of more rows are queued
+    "odd rows": {"max_running_requests": 63},  # the last size is no multiple of eight
+    "few tokens": {"cuda_graph_max_tokens": 96},
+    "together": {
+        "disable_overlap_schedule": True,
+        "disable_radix_cache": True,
+        "page_size": 64,
+        "chunked_prefill_size": 300,
+        "cuda_graph_bs": [1, 3, 24, 64],
+    },
 }
 
 
@@ -54,6 +66,7 @@ def requests(count: int, vocab: int) -> tuple[list[list[int]], list[SamplingPara
 def answers(folder: Path, count: int, **settings: Any) -> list[Answer]:
     """Twice all requests: without log-probabilities, then with them."""
     options: dict[str, Any] = {
+        "device": "cuda",
         "load_format": "dummy",
         "context_length": 2048,
         "max_running_requests": 64,
@@ -62,7 +75,7 @@ def answers(folder: Path, count: int, **settings: Any) -> list[Answer]:
         "random_seed": 1,
     }
     found = []
-    with Engine(folder, device="cuda", **{**options, **settings}) as engine:
+    with Engine(folder, **{**options, **settings}) as engine:
         vocab = engine.executor.vocab_size
         prompts, params = requests(count, vocab)
         for logprobs in (False, True):

@@ -108,6 +108,7 @@ def make_spec(num_heads: int, num_kv_heads: int, **options: Any) -> AttentionSpe
     )
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("window", [None, 1, 9, 200])
 @pytest.mark.parametrize("step", STEPS)

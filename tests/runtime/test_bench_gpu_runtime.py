@@ -23,8 +23,6 @@ from bench.gpu_runtime.stages import Stage
 from bench.serving.model_shape import ModelShape
 from radix_runtime.model_config import ModelConfig
 
-pytestmark = pytest.mark.serial
-
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -4,6 +4,7 @@ number of threads: here the whole engine, by the log-probabilities of what it sa
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -11,11 +12,14 @@ from radix_kernels import _loader
 from tests.child import run_at_level
 from tests.kernel.isa_levels import LEVELS
 
+FULL = bool(os.environ.get("RADIX_TEST_FULL"))
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_has_the_same_bits_in_every_batch_and_with_any_threads(level: str) -> None:
+    if level != _loader.bind.isa() and not FULL:
+        pytest.skip("RADIX_TEST_FULL=1 runs the engine on lower levels, test_isa.py the ops")
     done = run_at_level(level, "-m", "tests.runtime.bits_child", timeout=280)
     if "this machine has" in done.stderr:
         pytest.skip(f"this machine has no {level}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from radix_runtime import ops
 from radix_runtime.device import Device
 from radix_runtime.errors import ConfigError
-from radix_runtime.memory.kv_layout import KvLayout, kv_layout
+from radix_runtime.memory.kv_layout import KvLayout, kv_dtype_named, kv_layout
 from radix_runtime.memory.kv_pool import KVPool
 from radix_runtime.specs import Gqa, Layer, Mla, Mlp, ModelSpec, RmsNorm, Rope
 from tests.runtime.pools import gqa_layout
@@ -62,10 +63,29 @@ def test_fp8_has_one_scale() -> None:
     assert pool.v_scale[1].tolist() == [1.0] and len([*pool.tensors()]) == 4
 
 
+def test_fp8_of_an_mi300_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its format by the name that --kv-cache-dtype has for both; scales are twice OCP's."""
+    assert kv_dtype_named("fp8_e4m3", torch.bfloat16) == torch.float8_e4m3fn
+    monkeypatch.setattr(ops, "fp8_format", lambda: "float8_e4m3fnuz")
+    kv_dtype = kv_dtype_named("fp8_e4m3", torch.bfloat16)
+    assert kv_dtype == torch.float8_e4m3fnuz
+    assert kv_dtype_named("auto", torch.bfloat16) == torch.bfloat16
+    layout = layout_of([gqa_layer(4, 32)] * 2, kv_dtype, page_size=8)
+    assert layout.query_dtype == torch.bfloat16 and layout.page_bytes == 2 * 8 * 2 * 4 * 32
+    pool = KVPool(layout, num_pages=3, device=CPU)
+    assert pool.k[0].dtype == kv_dtype and pool.k_scale[1].tolist() == [2.0]
+    scale = torch.tensor([0.75])
+    pool.calibrate("k", 1, scale)
+    assert pool.k_scale[1].tolist() == [1.5] and scale.tolist() == [0.75]
+    assert pool.k_scale[0].tolist() == pool.v_scale[1].tolist() == [2.0]
+    latents = layout_of([mla_layer()], kv_dtype, page_size=8)
+    assert latents.layers[0][0].shape == (656,) and latents.scale_unit is None
+
+
 def test_latents_in_fp8() -> None:
     layout = layout_of([mla_layer()], torch.float8_e4m3fn, page_size=8, ranks=2)
     (part,) = layout.layers[0]
-    assert (part.shape, part.dtype) == ((656,), torch.uint8) and not layout.constant_scales
+    assert (part.shape, part.dtype) == ((656,), torch.uint8) and layout.scale_unit is None
     with pytest.raises(ConfigError, match="latent values have no INT8 form"):
         layout_of([mla_layer()], torch.int8)
     with pytest.raises(ConfigError, match="not 256 and 64 in bfloat16"):

@@ -25,8 +25,8 @@ from tests.runtime.tiny_models import (
     relative_error,
 )
 
-FP8 = torch.float8_e4m3fn
-LARGEST = 448.0
+# The formats of FP8, OCP's and an MI300's, with what a checkpoint's scale is multiplied with there.
+FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e4m3fnuz: 2}
 BOUND = 0.12  # of logits, with keys and values that are rounded to 3 bits of mantissa
 
 # Where writers put the scales of a layer.
@@ -65,26 +65,31 @@ def stored_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchNativeAttention, "supports", lambda *_: True)
 
 
-def fp8_driver(folder: Path) -> Driver:
-    driver = Driver(folder, kv_dtype=FP8, backend="torch_native")
+def fp8_driver(folder: Path, kv_dtype: torch.dtype) -> Driver:
+    driver = Driver(folder, kv_dtype=kv_dtype, backend="torch_native")
     for module in driver.model.modules():
         if isinstance(module, Attention):
             module.calibrate(driver.pool)
     return driver
 
 
+@pytest.mark.parametrize("kv_dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("place", PLACES)
-def test_every_layer_has_its_scales(checkpoint: Checkpoints, tmp_path: Path, place: str) -> None:
+def test_every_layer_has_its_scales(
+    checkpoint: Checkpoints, tmp_path: Path, place: str, kv_dtype: torch.dtype
+) -> None:
     folder, _ = checkpoint("qwen3")
-    pool = fp8_driver(calibrated(folder, tmp_path, of_layer, place)).pool
+    pool = fp8_driver(calibrated(folder, tmp_path, of_layer, place), kv_dtype).pool
+    unit = FORMATS[kv_dtype]
     for layer in pool.k:
-        assert torch.equal(pool.k_scale[layer], of_layer(layer, "k").reshape(1))
-        assert torch.equal(pool.v_scale[layer], of_layer(layer, "v").reshape(1))
+        assert torch.equal(pool.k_scale[layer], unit * of_layer(layer, "k").reshape(1))
+        assert torch.equal(pool.v_scale[layer], unit * of_layer(layer, "v").reshape(1))
 
 
+@pytest.mark.parametrize("kv_dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_what_is_stored_is_divided_by_them(
-    checkpoint: Checkpoints, tmp_path: Path, name: str
+    checkpoint: Checkpoints, tmp_path: Path, name: str, kv_dtype: torch.dtype
 ) -> None:
     """Scales for values far beyond the range of FP8 and of ones: with those of the checkpoint the
     logits are near, without they are not."""
@@ -102,14 +107,15 @@ def test_what_is_stored_is_divided_by_them(
     def scale(layer: int, part: str) -> torch.Tensor:
         return torch.tensor([40.0 if part == "v" else 0.05])
 
-    driver = fp8_driver(calibrated(grown, tmp_path / "made", scale, "beside the attention"))
+    made = calibrated(grown, tmp_path / "made", scale, "beside the attention")
+    driver = fp8_driver(made, kv_dtype)
     ids = random_ids(driver.config, 40, seed=1)
     expected = reference_logits(model, ids)
     error = relative_error(driver.step([(Sequence(0, ids), 40)]), expected)
     assert 1e-4 < error < BOUND
     stored = driver.pool.v[0].float()[driver.pool.v[0].float().isfinite()]
-    assert 1 < float(stored.abs().max()) <= LARGEST
-    without = fp8_driver(grown)
+    assert 1 < float(stored.abs().max()) <= torch.finfo(kv_dtype).max
+    without = fp8_driver(grown, kv_dtype)
     worse = relative_error(without.step([(Sequence(0, ids), 40)]), expected)
     print(f"{name}: {error:.3f} with scales, {worse:.3f} without")
     assert worse > 4 * BOUND

@@ -19,7 +19,6 @@ from tests.child import IMPORT_PATH
 from tests.runtime.parity import case, engine
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.serial
 
 LIMIT = 20.0  # seconds in which a death must show; the collectives alone would wait for 60
 
@@ -92,6 +91,7 @@ def test_a_stopped_worker_does_not_keep_the_engine_from_ending():
     assert time.monotonic() - start < 2 * LIMIT and gone(pid)
 
 
+@pytest.mark.serial  # threads and files of this process, which earlier tests may still close
 def test_nothing_is_left_after_a_shutdown():
     tp_engine().shutdown()  # what is loaded on first use
     before = open_files()

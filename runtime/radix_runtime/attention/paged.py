@@ -5,6 +5,7 @@ import torch
 from .. import ops
 from ..batch import ForwardBatch
 from ..device import Device
+from ..memory.kv_layout import FP8_TYPES
 from ..model_config import ModelConfig
 from . import latent
 from .base import AttentionBackend, AttentionSpec, Expand, LatentSpec
@@ -24,9 +25,9 @@ class PagedAttention(AttentionBackend):
     ) -> bool:
         dtype = str(kv_dtype).removeprefix("torch.")
         if device.is_cpu:  # a source tree without the library runs the wheel's reference
-            return kv_dtype != torch.float8_e4m3fn
+            return kv_dtype not in FP8_TYPES
         if config.spec.keeps_latents:  # Triton's kernels serve them too
-            is_known = kv_dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+            is_known = kv_dtype in (torch.bfloat16, torch.float16, *FP8_TYPES)
             has_kernel = ops.has_native("mla_decode", "bfloat16", device.kind)
             return is_known and (has_kernel or ops.has_triton())
         return ops.has_native("flash_attn_with_kvcache", dtype, device.kind)

@@ -6,6 +6,7 @@ import torch
 
 from ..batch import ForwardBatch
 from ..device import Device
+from ..memory.kv_layout import FP8_TYPES
 from ..memory.kv_pool import KVPool
 from ..model_config import ModelConfig
 from .base import AttentionBackend, AttentionSpec, Expand, LatentSpec
@@ -21,7 +22,7 @@ class TorchNativeAttention(AttentionBackend):
     def supports(
         cls, config: ModelConfig, device: Device, kv_dtype: torch.dtype, page_size: int
     ) -> bool:
-        is_fp8 = kv_dtype == torch.float8_e4m3fn
+        is_fp8 = kv_dtype in FP8_TYPES
         return not is_fp8 or not (device.is_cpu or config.spec.keeps_latents)
 
     def forward(

@@ -118,6 +118,7 @@ class ModelRunner:
             dtype=self._dtype,
             device=where,
             max_positions=positions,
+            persistent_decoder=not args.disable_persistent_decoder,
         )
         self.model = load_model(self.config, args, ctx)
         _trim(0)

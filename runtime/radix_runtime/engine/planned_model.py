@@ -64,4 +64,4 @@ class PlannedModel:
             page_size=1,
             ranks=ranks,
         )
-        return layout.page_bytes
+        return layout.token_bytes

@@ -2,6 +2,7 @@
 
 import torch
 
+from .. import ops
 from ..batch import ForwardBatch
 from ..device import Device
 
@@ -25,7 +26,6 @@ class RowState:
         self.max_samples = max_samples
         self.next_token = torch.zeros(shape, dtype=torch.int32, device=where)
         self.committed_len = torch.zeros(max_rows + 2, dtype=torch.int32, device=where)
-        self._accepted = self.next_token[:, 0]
         self._ones = torch.ones(max_rows, dtype=torch.int32, device=where)
 
     def accept(
@@ -39,33 +39,29 @@ class RowState:
         accepted ones. An entry whose first sample is -1 has drawn nothing: its row stays as it is;
         with `all_drawn` nobody looks, and a -1 is accepted like other ids. Returns how many are
         accepted of an entry that has drawn, int32 [N]. Does not synchronise."""
-        first = last = ids
-        counts = self._ones[: len(ids)]
-        if batch.is_ragged:
-            first = ids.index_select(0, batch.cu_samples[:-1])
-            counts = self._count_accepted(batch, ids)
-            last = ids.index_select(0, batch.cu_samples[:-1] + counts - 1)
-        growth = counts
-        if not all_drawn:
-            has_drawn = first >= 0
-            before = self._accepted.index_select(0, batch.sample_rows)
-            last = torch.where(has_drawn, last, before)
-            growth = counts * has_drawn
-        self._accepted.index_put_((batch.sample_rows,), last)
-        self.committed_len.index_add_(0, batch.grow_rows, growth)
-        return counts
-
-    def _count_accepted(self, batch: ForwardBatch, ids: torch.Tensor) -> torch.Tensor:
-        starts = batch.cu_samples[:-1, None]
-        ends = batch.cu_samples[1:, None]
+        if not batch.is_ragged:
+            ops.accept_tokens(
+                ids,
+                batch.sample_rows,
+                batch.grow_rows,
+                self.next_token,
+                self.committed_len,
+                all_drawn=all_drawn,
+            )
+            return self._ones[: len(ids)]
         # Token i of an entry is the draft of what was sampled after token i - 1.
-        tokens = batch.input_ids.index_select(0, batch.logit_rows)
-        steps = torch.arange(1, self.max_samples, dtype=torch.int32, device=ids.device)
-        index = starts + steps
-        inside = index < ends
-        index = torch.where(inside, index, 1)
-        agrees = inside & (tokens[index] == ids[index - 1])
-        return 1 + agrees.int().cumprod(1).sum(1, dtype=torch.int32)
+        counts = ops.accept_tokens(
+            ids,
+            batch.sample_rows,
+            batch.grow_rows,
+            self.next_token,
+            self.committed_len,
+            cu_samples=batch.cu_samples,
+            drafts=batch.input_ids.index_select(0, batch.logit_rows),
+            all_drawn=all_drawn,
+        )
+        assert counts is not None  # as with every call that has drafts
+        return counts
 
     def reset(self, committed_len: int = 0) -> None:
         """Every row has `committed_len` tokens, the dummy row none, and decodes id 0."""

@@ -12,6 +12,7 @@ from ..layers.attention import Attention
 from ..layers.base import BuildContext, Fusible
 from ..layers.cpu_decoder import CpuDecoder
 from ..layers.embedding import VocabParallel
+from ..layers.gpu_decoder import GpuDecoder
 from ..layers.mla import LatentAttention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMoe
@@ -105,14 +106,17 @@ class Decoder(nn.Module):
             multiplier = torch.tensor(spec.embedding_multiplier, dtype=ctx.dtype)
             self._embedding_multiplier = float(multiplier)
         self._cpu_decoder = CpuDecoder(ctx, layers=self.layers, norm=self.norm)
+        self._gpu_decoder = GpuDecoder(ctx, layers=self.layers, norm=self.norm)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """The normed hidden states of the step's tokens, [T, hidden_size]."""
         hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
         if self._embedding_multiplier is not None:
             hidden = hidden * self._embedding_multiplier
-        if self._cpu_decoder.applies_to(batch.kv_pool):
+        if self._cpu_decoder.takes(batch):
             return self._cpu_decoder(hidden, batch)
+        if self._gpu_decoder.applies_to(batch):
+            return self._gpu_decoder(hidden, batch)
         for layer in self.layers:
             hidden = layer(hidden, batch)
         return self.norm(hidden)

@@ -34,7 +34,7 @@ class LinearMethod(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        shortcuts = ("apply_silu_and_mul", "argmax", "packed_weight")
+        shortcuts = ("apply_silu_and_mul", "argmax", "packed_weight", "plain_weight")
         reset_shortcuts(cls, LinearMethod, "apply", shortcuts)
 
     def __eq__(self, other: object) -> bool:
@@ -98,6 +98,12 @@ class LinearMethod(ABC):
     def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
         """The loaded weight, where `apply` is `ops.linear` by it and nothing more, so that a kernel
         may read it directly; None otherwise."""
+        return None
+
+    def plain_weight(self, layer: Any) -> torch.Tensor | None:
+        """The loaded weight [out_features, in_features] in the compute type, contiguous, where
+        `apply` is the product by it and nothing more, and nothing writes it any more; None
+        otherwise."""
         return None
 
     def embedding(self, layer: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,13 @@ class DenseMethod(LinearMethod):
             return weight
         return None
 
+    def plain_weight(self, layer: Any) -> torch.Tensor | None:
+        weight = layer.weight
+        if self.kind is not None or not isinstance(weight, ops.PackedWeight):
+            return None
+        rows: torch.Tensor | None = weight.rows
+        return rows
+
     def finalize(self, layer: Any) -> None:
         self.keep(layer, layer.weight.data)
 
@@ -92,6 +99,9 @@ class PlainMethod(DenseMethod):
         layer.hold(weight=weight)
 
     def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
+        return None
+
+    def plain_weight(self, layer: Any) -> torch.Tensor | None:
         return None
 
 

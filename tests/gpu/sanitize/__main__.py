@@ -18,8 +18,9 @@ from unittest import mock
 import radix_kernels as rk
 from radix_kernels import _dispatch
 from tests.gpu.sanitize.attention import decode, mla, prefill
-from tests.gpu.sanitize.pointwise import moe, pointwise, stores
+from tests.gpu.sanitize.pointwise import moe, pointwise, step, stores
 from tests.gpu.sanitize.products import experts, gemm, grouped, refill
+from tests.gpu.sanitize.steps import steps
 from tests.kernel.on_device import no_library_for
 
 FAMILIES: dict[str, Callable[[], None]] = {
@@ -33,6 +34,8 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "moe": moe,
     "pointwise": pointwise,
     "refill": refill,
+    "step": step,
+    "steps": steps,
 }
 
 

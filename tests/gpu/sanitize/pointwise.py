@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import radix_kernels as rk
-from tests.gpu.sanitize.compare import FP8, HALF, compare
+from tests.gpu.sanitize.compare import FP8, HALF, compare, on_gpu
+from tests.kernel.step_cases import random_samples, random_step
 
 
 def stores() -> None:
@@ -136,3 +137,34 @@ def moe() -> None:
         _, expected, total = rk.reference.moe_align_block_size(ids.cpu(), count, 16)
         used = int(total) // 16
         compare(f"moe_align_block_size {of}", blocks[:used] + 1, expected[:used] + 1, 0)
+
+
+def step() -> None:
+    """The tensors of steps with chunks, drafts and padding, in wide and narrow page tables, and
+    accepted tokens."""
+    rng = torch.Generator().manual_seed(0)
+    for decodes, chunks, padding, width in ((1, 0, 7, None), (70, 0, 2, 3), (9, 5, 3, None)):
+        case = random_step(
+            rng,
+            decodes=decodes,
+            chunks=chunks,
+            padding=padding,
+            page_size=16,
+            drafts=3,
+            width=width,
+        )
+        *given, page_size = case.given
+        there = [x.cuda() for x in given]
+        made = {name: x.cuda() for name, x in case.made.items()}
+        rk.fill_step_tensors(*there, page_size, **made)
+        rk.reference.fill_step_tensors(*given, page_size, **case.made)
+        for name, x in made.items():
+            compare(f"{name} of {decodes} and {chunks} entries", x + 2, case.made[name] + 2, 0)
+    for ragged in (False, True):
+        samples = random_samples(rng, 70, most=4, ragged=ragged)
+        options = {"cu_samples": samples.cu_samples, "drafts": samples.drafts}
+        there = [x.cuda() for x in samples.given]
+        rk.accept_tokens(*there, **{name: on_gpu(x) for name, x in options.items()})
+        rk.reference.accept_tokens(*samples.given, **options)
+        compare("next_token", there[3], samples.next_token, 0)
+        compare("committed_len", there[4], samples.committed_len, 0)

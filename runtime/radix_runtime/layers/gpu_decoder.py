@@ -1,0 +1,157 @@
+"""GpuDecoder: the layers of a decoder as one kernel, for decode steps of few rows on a GPU."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import ops
+from ..batch import ForwardBatch
+from ..memory.kv_pool import KVPool
+from .attention import Attention
+from .base import BuildContext, Fusible
+from .mlp import GatedMLP
+from .norm import RMSNorm
+
+# More rows, or larger layers, are not a tenth faster than layer by layer: products read their
+# weights once either way, and the exchange of activations grows.
+_MOST_ROWS = 4
+_MOST_LAYER_BYTES = 64 << 20
+
+
+class GpuDecoder:
+    """Runs the layers and the last norm of a dense decoder in one launch (`ops.PersistentDecoder`),
+    for decode steps of at most `_MOST_ROWS` rows on one GPU, where a layer has at most
+    `_MOST_LAYER_BYTES` of weights. Whether it runs a step follows from the step's shape, so that
+    bits do.
+
+    `layers`: those that it can run have the modules of models/decoder.py's. They are read when a KV
+    pool is first used, which is after loading."""
+
+    def __init__(self, ctx: BuildContext, layers: Iterable[nn.Module], norm: nn.Module) -> None:
+        self._layers = layers
+        self._norm = norm
+        self._is_possible = (
+            ctx.persistent_decoder
+            and ctx.device.type == "cuda"
+            and ctx.dtype == torch.bfloat16
+            and ctx.communicator.world_size == 1
+            and ctx.backend.supports_fused_decoder
+        )
+        self._pool: KVPool | None = None
+        self._decoder: ops.PersistentDecoder | None = None
+
+    def applies_to(self, batch: ForwardBatch) -> bool:
+        """Whether this step may be a call of this object instead of the modules."""
+        shape = batch.shape
+        if not self._is_possible or shape is None or shape.has_chunks:
+            return False
+        if self._pool is not batch.kv_pool:
+            self._pool = batch.kv_pool
+            self._decoder = None
+            try:
+                self._decoder = lower(list(self._layers), self._norm, batch.kv_pool)
+            except NotImplementedError:
+                pass
+        decoder = self._decoder
+        return decoder is not None and shape.tokens <= min(decoder.max_tokens, _MOST_ROWS)
+
+    def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """hidden [T, hidden_size], the embeddings, becomes the normed output and is returned;
+        stores the tokens' keys and values. Only where `applies_to(batch)`."""
+        assert self._decoder is not None
+        return self._decoder(
+            hidden, batch.positions, batch.slot_mapping, batch.page_table, batch.kv_lens
+        )
+
+
+def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
+    """The layers and the last norm of a model. Raises NotImplementedError where the kernel would
+    not give what the modules give: other modules, weights, sizes or another cache, another GPU."""
+    first = layers[0].self_attn
+    _require(isinstance(first, Attention), "attention is another module")
+    _require(not first.interleaved, "pairs of RoPE are neighbours")
+    _require(first.rotary.shape[1] == first.spec.head_dim, "a part of each head is not rotated")
+    settings = _settings(layers[0])
+    for layer in layers:
+        _require(_settings(layer) == settings, "layers differ")
+        _require(layer.self_attn.rotary is first.rotary, "layers differ in their RoPE")
+    _require_norm(norm)
+    _require(norm.eps == layers[0].input_layernorm.eps, "the last norm has another eps")
+    dense = [_layer(layer, pool) for layer in layers]
+    size = sum(each.nbytes for each in (dense[0].qkv, dense[0].o, dense[0].gate_up, dense[0].down))
+    _require(size <= _MOST_LAYER_BYTES, "the layers are too large to gain by it")
+    return ops.PersistentDecoder(
+        layers=dense,
+        final_norm=norm.weight,
+        cos_sin_cache=first.rotary,
+        num_heads=first.spec.num_heads,
+        num_kv_heads=first.spec.num_kv_heads,
+        eps=norm.eps,
+        qk_eps=first.eps,
+        softmax_scale=first.spec.scale,
+    )
+
+
+def _settings(layer: Any) -> tuple[Any, ...]:
+    """What must be the same in all layers, of a layer that the kernel can run."""
+    attention = layer.self_attn
+    mlp = layer.mlp
+    for module, kind in ((layer, Fusible), (attention, Attention), (mlp, GatedMLP)):
+        _require(isinstance(module, kind) and module.fusible, "a module has a forward of its own")
+    _require_norm(layer.input_layernorm)
+    _require_norm(layer.post_attention_layernorm)
+    _require(layer.post_self_attn_layernorm is None, "attention's result is normed")
+    _require(layer.post_mlp_layernorm is None, "the MLP's result is normed")
+    _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
+    _require(not attention.norms_all_heads, "all heads are normed together")
+    _require(not attention.scales_queries, "scores are scaled by position")
+    spec = attention.spec
+    extras = (spec.window, spec.softcap, spec.sinks)
+    _require(extras == (None, None, None), "attention has a window, a soft cap or sinks")
+    eps = layer.input_layernorm.eps
+    _require(layer.post_attention_layernorm.eps == eps, "norms differ in eps")
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, attention.eps, eps
+
+
+def _layer(layer: Any, pool: KVPool) -> ops.DenseLayer:
+    attention = layer.self_attn
+    mlp = layer.mlp
+    index = attention.spec.layer_id
+    k_cache = pool.k[index]
+    _require(k_cache.dtype == torch.bfloat16, "the cache is of another type")
+    q_norm = attention.q_norm
+    k_norm = attention.k_norm
+    return ops.DenseLayer(
+        qkv=_weight(attention.qkv_proj),
+        o=_weight(attention.o_proj, has_bias=False),
+        gate_up=_weight(mlp.gate_up_proj, has_bias=False),
+        down=_weight(mlp.down_proj, has_bias=False),
+        qkv_bias=attention.qkv_proj.bias,
+        input_norm=layer.input_layernorm.weight,
+        post_norm=layer.post_attention_layernorm.weight,
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        k_cache=k_cache,
+        v_cache=pool.v[index],
+    )
+
+
+def _weight(linear: Any, *, has_bias: bool = True) -> torch.Tensor:
+    _require(isinstance(linear, Fusible) and linear.fusible, "a linear layer is another module")
+    _require(has_bias or linear.bias is None, "a linear layer has a bias")
+    weight: torch.Tensor | None = linear.method.plain_weight(linear)
+    if weight is None:
+        raise NotImplementedError("the weight of a linear layer is quantized")
+    return weight
+
+
+def _require_norm(norm: Any) -> None:
+    _require(isinstance(norm, RMSNorm) and norm.fusible, "a norm is another module")
+    _require(norm.weight.dtype == torch.bfloat16, "the weight of a norm is of another type")
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise NotImplementedError(problem)

@@ -1,0 +1,246 @@
+"""Random requests on a GPU, and what is left of them: nothing may leak, nothing may slow down.
+
+    python -m tests.gpu.random_load MODEL [--requests 10000] [--runs 3 --seconds 540]
+
+MODEL is a folder with a config.json; weights are random. First --requests requests of mixed sizes
+in calls of 1 to 16, some of which are given up at any time, and some rows retracted, in a KV pool
+that is too small for them; the scheduler's invariants are checked after every step. At the end
+everything accepted must have ended, and no page may be in use. Then --runs runs of a full load of
+--seconds each: the memory of the GPU after each must be the same to 1 MiB, and the period of steps
+(p99) in a run's last minute within 5 % of its first's. Exit status 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu_runtime.occupancy import FullLoad
+from radix_runtime import Engine, SamplingParams
+
+_MOST_OPEN = 24  # calls
+_MIB = 1 << 20
+_WARM_UP = 0.2  # of a run's seconds, before the first: torch's allocator takes what it needs
+
+
+class RandomCalls:
+    """Calls of an engine, advanced and given up in any order, on one thread."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._engine = engine
+        self._scheduler: Any = engine._scheduler  # to retract and to check
+        self._rng = random.Random(seed)
+        self._context = engine.executor.max_context
+        self._shared = self._ids(self._context // 2)
+        self._open: list[tuple[Iterator[Any], list[int]]] = []
+        self.made = 0
+        self.aborted = 0
+        self.wrong = 0  # answers of another length than they should have
+
+    def _ids(self, count: int) -> list[int]:
+        return self._rng.choices(range(3, self._engine.config.vocab_size), k=count)
+
+    def _begin(self, most: int) -> None:
+        rng = self._rng
+        prompts = []
+        params = []
+        longest = self._context // 8
+        for _ in range(min(rng.choice([1, 1, 1, 2, 5, 16]), most)):
+            head = self._shared[: rng.choice([0, 0, 64, len(self._shared)])]
+            own = rng.choice([1, 5, 40, self._context // 8, self._context // 4])
+            prompts.append(head + self._ids(own))
+            params.append(
+                SamplingParams(
+                    temperature=rng.choice([0, 0.8]),
+                    top_p=rng.choice([1.0, 0.9]),
+                    repetition_penalty=rng.choice([1.0, 1.0, 1.0, 1.2]),
+                    max_new_tokens=rng.choice([1, 2, rng.randint(1, 40), rng.randint(1, longest)]),
+                    ignore_eos=True,
+                )
+            )
+        call = self._engine.stream(
+            input_ids=prompts, sampling_params=params, return_logprob=rng.random() < 0.1
+        )
+        self.made += len(prompts)
+        self._open.append((call, [p.max_new_tokens for p in params]))
+        self._advance(len(self._open) - 1, 1)  # a call that nobody asks is not sent
+
+    def _advance(self, index: int, times: int) -> None:
+        call, lengths = self._open[index]
+        for _ in range(times):
+            output = next(call, None)
+            if output is None:
+                self._open.pop(index)
+                return
+            meta = output["meta_info"]
+            has_ended = meta["finish_reason"] is not None
+            if has_ended and meta["completion_tokens"] != lengths[output.get("index", 0)]:
+                self.wrong += 1
+
+    def drive(self, requests: int) -> None:
+        """Makes so many requests and brings or gives them all to their end."""
+        rng = self._rng
+        while self._open or self.made < requests:
+            if self.made < requests and len(self._open) < _MOST_OPEN:
+                self._begin(requests - self.made)
+            if not self._open:
+                continue
+            index = rng.randrange(len(self._open))
+            if rng.random() < 0.05:
+                call, lengths = self._open.pop(index)
+                call.close()  # type: ignore[attr-defined]
+                self.aborted += len(lengths)
+            else:
+                self._advance(index, rng.randint(1, 30))
+            if self._scheduler.life.running and rng.random() < 0.05:
+                self._scheduler.retract_youngest()
+
+    def left_over(self) -> list[str]:
+        """What is wrong once all is done. Raises InvariantViolation."""
+        if not self._engine.flush_cache():
+            return ["requests are still running"]
+        self._scheduler.check()
+        stats = self._scheduler.stats()
+        ended = sum(stats[f"num_{how}_requests_total"] for how in ("finished", "aborted", "failed"))
+        print({name: stats[name] for name in sorted(stats) if name.endswith("_total")}, flush=True)
+        found = []
+        if ended != stats["num_requests_total"] or stats["num_requests_total"] != self.made:
+            found.append(f"{self.made} made, {stats['num_requests_total']} in, {ended} ended")
+        if stats["num_failed_requests_total"]:
+            found.append(f"{stats['num_failed_requests_total']} failed")
+        if stats["num_used_tokens"]:
+            found.append(f"{stats['num_used_tokens']} tokens of the KV pool are in use")
+        if self.aborted and not stats["num_aborted_requests_total"]:
+            found.append("nothing that was given up was aborted")
+        if not stats["num_retractions_total"]:
+            found.append("nothing was retracted")
+        if self.wrong:
+            found.append(f"{self.wrong} answers have another length")
+        return found
+
+
+def run_random(args: argparse.Namespace) -> list[str]:
+    """What is wrong after random requests."""
+    context = args.context
+    with Engine(
+        args.model,
+        device=args.device,
+        load_format="dummy",
+        context_length=context,
+        max_running_requests=args.rows,
+        chunked_prefill_size=512,
+        max_total_tokens=args.rows * context // 8,
+        check_invariants="step",
+    ) as engine:
+        calls = RandomCalls(engine, seed=args.seed)
+        begin = time.monotonic()
+        calls.drive(args.requests)
+        found = calls.left_over()
+        seconds = time.monotonic() - begin
+    print(f"{calls.made} requests, {calls.aborted} given up, {seconds:.0f} s", flush=True)
+    return found
+
+
+def step_times(engine: Engine) -> list[float]:
+    """Grows by the time of each step that the engine launches from now on."""
+    executor: Any = engine.executor
+    launch = executor.launch
+    times: list[float] = []
+
+    def timed(*args: Any, **options: Any) -> Any:
+        times.append(time.perf_counter())
+        return launch(*args, **options)
+
+    executor.launch = timed
+    return times
+
+
+def p99_ms(times: list[float], begin: float, end: float) -> float:
+    """Of the periods between steps in a span of time."""
+    inside = [t for t in times if begin <= t < end]
+    periods = sorted(b - a for a, b in pairwise(inside))
+    return 1e3 * periods[int(0.99 * (len(periods) - 1))] if periods else 0.0
+
+
+def gpu_bytes(engine: Engine) -> int:
+    """Of the GPU that are in use by anybody; 0 on a CPU."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    memory = engine.executor.runner.device.memory()
+    return int(memory.total - memory.available)
+
+
+def run_load(args: argparse.Namespace) -> list[str]:
+    """What is wrong in runs of a full load."""
+    found = []
+    minute = min(60.0, args.seconds / 3)
+    with Engine(
+        args.model,
+        device=args.device,
+        load_format="dummy",
+        context_length=args.context,
+        max_running_requests=args.rows,
+        max_total_tokens=args.max_total_tokens,
+    ) as engine:
+        times = step_times(engine)
+        held: list[int] = []
+        for run in range(-1, args.runs):
+            seconds = args.seconds if run >= 0 else _WARM_UP * args.seconds
+            load = FullLoad(engine, context=args.context, rows=args.rows, seed=run)
+            times.clear()
+            begin = time.perf_counter()
+            for _ in load.run(seconds):
+                pass
+            end = time.perf_counter()
+            first = p99_ms(times, begin, begin + minute)
+            last = p99_ms(times, end - minute, end)
+            load.close()
+            engine.flush_cache()
+            held.append(gpu_bytes(engine))
+            print(
+                f"run {run}: {len(times)} steps, p99 {first:.2f} ms at first, {last:.2f} at last, "
+                f"{held[-1] / _MIB:.1f} MiB",
+                flush=True,
+            )
+            if run >= 0 and last > 1.05 * first:
+                found.append(f"run {run}: p99 from {first:.2f} to {last:.2f} ms")
+        grown = max(held[1:], default=0) - min(held[1:], default=0)
+        if grown > _MIB:
+            found.append(f"memory differs by {grown / _MIB:.1f} MiB between runs")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=540.0, help="of a run")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--max-total-tokens", type=int, help="of the load's KV pool")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    found = run_random(args) if args.requests else []
+    if args.runs:
+        found += run_load(args)
+    for text in found:
+        print(f"WRONG: {text}")
+    print("nothing is left over" if not found else f"{len(found)} things are wrong")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What the kernel for a whole decode step is given, and when, on a stand-in of it. Its own tests
+are in tests/kernel/test_persistent_decoder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from radix_runtime.config import ServerArgs
+from radix_runtime.layers import gpu_decoder
+from radix_runtime.layers.gpu_decoder import GpuDecoder, lower
+from radix_runtime.quantization.dense import DenseMethod
+from radix_runtime.step_shape import StepShape
+from tests.runtime.family_models import FAMILY_MODELS, Checkpoints
+from tests.runtime.tiny_models import Driver
+
+torch.set_num_threads(1)
+
+# The others have what the kernel does not know: these Llamas biases, these Mistrals windows.
+LOWERED = {"qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl", "seed_oss"}
+
+
+class StandIn:
+    """Keeps what it is made of."""
+
+    max_tokens = 3
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Weights as a GPU has them, rows of the compute type."""
+
+    def plain_weight(self: DenseMethod, layer: Any) -> torch.Tensor | None:
+        shape = layer.shape
+        return torch.zeros(shape.out_features, shape.in_features) if self.kind is None else None
+
+    monkeypatch.setattr(DenseMethod, "plain_weight", plain_weight)
+    monkeypatch.setattr(gpu_decoder.ops, "PersistentDecoder", StandIn)
+    yield
+
+
+def lowered(driver: Driver) -> Any:
+    model = driver.model.model
+    return lower(list(model.layers), model.norm, driver.pool)
+
+
+@pytest.mark.parametrize("name", FAMILY_MODELS)
+def test_which_families_are_lowered(checkpoint: Checkpoints, name: str) -> None:
+    folder, _ = checkpoint(name)
+    driver = Driver(folder, dtype=torch.bfloat16)
+    if name not in LOWERED:
+        with pytest.raises(NotImplementedError):
+            lowered(driver)
+        return
+    parts = lowered(driver).parts
+    spec = driver.config.spec
+    assert len(parts["layers"]) == spec.num_layers
+    for index, (layer, module) in enumerate(
+        zip(parts["layers"], driver.model.model.layers, strict=True)
+    ):
+        attention = module.self_attn
+        width = attention.o_proj.shape.in_features
+        assert layer.qkv.shape == (sum(attention.qkv_proj.sizes), spec.hidden_size)
+        assert layer.o.shape == (spec.hidden_size, width)
+        assert layer.gate_up.shape[0] == 2 * layer.down.shape[1]
+        assert layer.qkv_bias is attention.qkv_proj.bias
+        assert layer.input_norm is module.input_layernorm.weight
+        assert layer.post_norm is module.post_attention_layernorm.weight
+        assert layer.k_cache is driver.pool.k[index]
+        assert layer.v_cache is driver.pool.v[index]
+        assert (layer.q_norm is None) == (attention.q_norm is None)
+    assert parts["final_norm"] is driver.model.model.norm.weight
+    assert parts["softmax_scale"] == driver.model.model.layers[0].self_attn.spec.scale
+
+
+def test_what_is_not_lowered(checkpoint: Checkpoints) -> None:
+    folder, _ = checkpoint("qwen3")
+    with pytest.raises(NotImplementedError, match="of another type"):
+        lowered(Driver(folder, dtype=torch.float32))
+    args = ServerArgs(model_path=str(folder), quantization="int8")
+    with pytest.raises(NotImplementedError, match="is quantized"):
+        lowered(Driver(folder, dtype=torch.bfloat16, args=args))
+    changed = Driver(folder, dtype=torch.bfloat16)
+    changed.model.model.layers[1].mlp.activation = "gelu"
+    with pytest.raises(NotImplementedError, match="the activation is gelu"):
+        lowered(changed)
+    changed = Driver(folder, dtype=torch.bfloat16)
+    changed.model.model.layers[1].input_layernorm.eps = 0.5
+    with pytest.raises(NotImplementedError, match="eps"):
+        lowered(changed)
+
+
+class Batch:
+    """What the choice looks at."""
+
+    def __init__(self, pool: Any, shape: StepShape | None) -> None:
+        self.kv_pool = pool
+        self.shape = shape
+
+
+def decode(rows: int) -> StepShape:
+    return StepShape(tokens=rows, entries=rows, samples=rows, has_chunks=False)
+
+
+def test_which_steps_it_takes(checkpoint: Checkpoints) -> None:
+    folder, _ = checkpoint("qwen3")
+    driver = Driver(folder, dtype=torch.bfloat16)
+    model = driver.model.model
+    decoder = model._gpu_decoder
+    assert not decoder.applies_to(Batch(driver.pool, decode(1))), "the model is on a CPU"
+    decoder._is_possible = True
+    assert [decoder.applies_to(Batch(driver.pool, decode(rows))) for rows in range(1, 6)] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    chunks = StepShape(tokens=1, entries=1, samples=1, has_chunks=True)
+    assert not decoder.applies_to(Batch(driver.pool, chunks))
+    assert not decoder.applies_to(Batch(driver.pool, None)), "several tokens of a row, say"
+    StandIn.max_tokens = 8
+    try:
+        assert decoder.applies_to(Batch(driver.pool, decode(4)))
+        assert not decoder.applies_to(Batch(driver.pool, decode(5)))
+    finally:
+        StandIn.max_tokens = 3
+
+
+def test_it_is_lowered_anew_for_another_pool(checkpoint: Checkpoints) -> None:
+    folder, _ = checkpoint("qwen2")
+    driver = Driver(folder, dtype=torch.bfloat16)
+    decoder = driver.model.model._gpu_decoder
+    assert isinstance(decoder, GpuDecoder)
+    decoder._is_possible = True
+    assert decoder.applies_to(Batch(driver.pool, decode(1)))
+    first = decoder._decoder
+    assert decoder.applies_to(Batch(driver.pool, decode(2)))
+    assert decoder._decoder is first
+    other = Driver(folder, dtype=torch.bfloat16).pool
+    assert decoder.applies_to(Batch(other, decode(1)))
+    assert decoder._decoder is not first

@@ -1,0 +1,105 @@
+"""The programs for a machine with a GPU (tests/gpu, bench/gpu_runtime), on the CPU with a tiny
+model: they run to their end, and find what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu_runtime import occupancy
+from bench.gpu_runtime.process import ROOT
+from radix_runtime import Engine
+from tests.gpu import toggle_tokens
+from tests.gpu.random_load import RandomCalls, p99_ms
+
+pytestmark = pytest.mark.serial
+
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 160,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    return folder
+
+
+def test_occupancy(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cells.json"
+    settings = {"device": "cpu", "max_total_tokens": 1024, "num_threads": 1}
+    sizes = "--contexts 256 9999 --rows 4 --chunks 128 --seconds 1 --share 0".split()
+    argv = [str(tiny), *sizes, "--settings", json.dumps(settings), "--json", str(file)]
+    command = [sys.executable, "-m", "bench.gpu_runtime.occupancy", *argv]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout + found.stderr
+    cells = json.loads(file.read_text())["cells"]
+    assert [cell["cell"]["context"] for cell in cells] == [256, 512]
+    for cell in cells:
+        assert cell["figures"]["rows_max"] > 0 and cell["figures"]["kv_tokens"] == 1024
+    assert "2 of 2 cells are good" in found.stdout
+
+
+def test_a_cell_that_fails(tiny: Path) -> None:
+    settings = {"device": "cpu", "max_total_tokens": 1 << 50}
+    cell = occupancy.Cell(folder=str(tiny), context=256, rows=4, chunk=128, settings=settings)
+    figures = occupancy.measure_apart(cell, seconds=1)
+    assert "--max-total-tokens" in figures["error"]
+    assert not occupancy.is_good(figures, share=0)
+    assert "--max-total-tokens" in occupancy.table([{"cell": vars(cell), "figures": figures}])
+
+
+def test_random_load(tiny: Path) -> None:
+    with Engine(
+        tiny,
+        device="cpu",
+        load_format="dummy",
+        max_running_requests=8,
+        chunked_prefill_size=128,
+        max_total_tokens=512,
+        check_invariants="step",
+    ) as engine:
+        calls = RandomCalls(engine, seed=3)
+        calls.drive(120)
+        assert calls.left_over() == []
+        assert calls.made == 120 and calls.aborted
+        engine._scheduler.life.allocator.alloc(1)  # leaks
+        with pytest.raises(Exception, match="page"):
+            calls.left_over()
+
+
+def test_p99() -> None:
+    times = [0.0, 1.0, 2.0, 4.0, 100.0]
+    assert p99_ms(times, 0, 5) == 1000.0  # of three periods the second largest
+    assert p99_ms(times, 3, 200) == 96000.0
+    assert p99_ms(times, 200, 300) == 0.0
+
+
+def test_toggle_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    toggle_tokens.write(file, ["qwen3", "mistral"], 6)
+    toggles = ["page of one", "cache"]
+    assert toggle_tokens.compare(file, ["qwen3", "mistral"], toggles, "cpu") == 0
+    recorded = json.loads(file.read_text())
+    recorded["qwen3"][2]["tokens"][0] += 1
+    recorded["qwen3"][2]["gaps"][0] = 1.0
+    file.write_text(json.dumps(recorded))
+    assert toggle_tokens.compare(file, ["qwen3"], ["cache"], "cpu") == 1
