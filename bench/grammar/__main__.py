@@ -1,11 +1,11 @@
-"""python -m bench.grammar maskbench --data DIR | processes"""
+"""python -m bench.grammar maskbench --data DIR | processes | ttft | offline"""
 
 import argparse
 from pathlib import Path
 
 from radix_runtime.hub import DEMO_MODEL_DIR
 
-from . import maskbench, processes
+from . import maskbench, processes, requests
 
 
 def main() -> None:
@@ -26,6 +26,16 @@ def main() -> None:
     mode.add_argument("--compiled", type=int, default=100, help="schemas for a verdict")
     mode.add_argument("--schemas", type=int, default=1000, help="schemas to cache")
     mode.set_defaults(run=processes.run)
+    mode = modes.add_parser("ttft", help="what a schema adds to the first token over HTTP")
+    mode.add_argument("--requests", type=int, default=100, help="of each kind")
+    mode.add_argument("flags", nargs="*", help="flags of `radix serve`, behind --")
+    mode.set_defaults(run=requests.first_token)
+    mode = modes.add_parser("offline", help="throughput with a schema of 30 fields and without")
+    mode.add_argument("--model-path", help="the demo model if left out")
+    mode.add_argument("--dtype", default="auto")
+    mode.add_argument("--requests", type=int, default=64)
+    mode.add_argument("--rounds", type=int, default=3)
+    mode.set_defaults(run=requests.throughput)
     args = parser.parse_args()
     args.run(args)
 

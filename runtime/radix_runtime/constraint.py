@@ -10,10 +10,21 @@ from .errors import refusal
 from .sampling_params import SamplingParams
 
 ConstraintKind = Literal[
-    "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"
+    "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag", "any"
 ]
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class ReasoningBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Reasoning that is still open behind `tokens` tokens of an answer is closed there: the ids
+    `closing` follow. `family` is the name of its ReasoningFamily, `prompt_end` what the answer's
+    prompt ends with."""
+
+    tokens: int
+    family: str
+    prompt_end: str
+    closing: list[int]
 
 
 class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,21 +32,24 @@ class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `text` is, by `kind`: the JSON Schema; nothing; the regular expression; a JSON array of strings;
     a grammar in GBNF or Lark; a grammar in Lark with llguidance's extensions; the JSON object of a
-    structural tag. `whitespace` is the regular expression of what may stand between the tokens of
-    JSON; "": nothing, None: as the server has it. `after`: the grammar begins behind the first
-    occurrence of this text, as behind the end of reasoning; "": at once. `param` is the dotted path
-    of the field that gave it, for errors."""
+    structural tag; nothing: any tokens. `whitespace` is the regular expression of what may stand
+    between the tokens of JSON; "": nothing, None: as the server has it. `before` is a grammar in
+    Lark of the whole answer, in which `@body` stands for this one, as behind reasoning; "": this
+    one is the whole. `budget` is that of the reasoning. `param` is the dotted path of the field
+    that gave it, for errors."""
 
     kind: ConstraintKind
     text: str = ""
     whitespace: str | None = None
-    after: str = ""
+    before: str = ""
+    budget: ReasoningBudget | None = None
     param: str | None = None
 
     @property
     def key(self) -> bytes:
-        """32 bytes that only constraints share which allow the same texts."""
-        return hashlib.sha256(_encode(msgspec.structs.replace(self, param=None))).digest()
+        """32 bytes that only constraints share which have the same grammar."""
+        grammar = msgspec.structs.replace(self, param=None, budget=None)
+        return hashlib.sha256(_encode(grammar)).digest()
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -21,9 +21,9 @@ def backend() -> LlguidanceBackend:
     return LlguidanceBackend(VOCABULARY, 1)
 
 
-def matcher_of(kind: str, text: str, after: str = "") -> Matcher:
+def matcher_of(kind: str, text: str, before: str = "") -> Matcher:
     """Raises RequestError."""
-    constraint = Constraint(kind=kind, text=text, after=after)  # type: ignore[arg-type]
+    constraint = Constraint(kind=kind, text=text, before=before)  # type: ignore[arg-type]
     return backend().compile(constraint).matcher
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 
-from radix_runtime.messages import num_ids, pack_ids
 from tests.runtime.agent_rig import CITIES, FINAL, SCHEMA, TURNS, saw_both_answers, serve
 from tests.runtime.scripted_server import MODEL, ScriptedServer
+
+if TYPE_CHECKING:
+    import anthropic  # it takes seconds to load, in every process that collects this file
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]
 
 @pytest.fixture
 def claude(server: ScriptedServer) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     server.answers.clear()
     with anthropic.Anthropic(base_url=server.url, api_key="key", max_retries=0) as client:
         yield client
@@ -125,58 +128,44 @@ def test_thinking_is_turned_off(server: ScriptedServer, claude: anthropic.Anthro
     assert [block.type for block in answer.content] == ["thinking", "text"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_closed_at_its_budget(
-    server: ScriptedServer, claude: anthropic.Anthropic, stream: bool
-) -> None:
-    """A second request goes on behind the reasoning, which was cut to the token."""
-    thought = "<think>\n" + "one two three four five six seven eight nine ten " * 3
-    server.answers += [thought, "The answer."]
-    fields: dict[str, Any] = {
-        "model": MODEL,
-        "max_tokens": 100,
-        "messages": [{"role": "user", "content": "?"}],
-        "thinking": {"type": "enabled", "budget_tokens": 12},
-    }
-    if stream:
-        with claude.messages.stream(**fields) as events:
-            answer = events.get_final_message()
-    else:
-        answer = claude.messages.create(**fields)
-    thinking, text = answer.content
-    assert thinking.type == "thinking" and text.type == "text"
-    ids = server.tokenizer.encode(thought, False)[:12]
-    assert "<think>\n" + thinking.thinking == server.tokenizer.decode(ids, False).rstrip("\n")
-    assert text.text == "The answer."
-    first, second = server.requests[-2:]
-    assert first.sampling.max_new_tokens == 12
-    closing = server.tokenizer.encode("\n</think>\n\n", False)
-    assert second.input_ids == first.input_ids + pack_ids([*ids, *closing])
-    assert second.sampling.max_new_tokens == 100 - 12 - len(closing)
-    tokens = len(server.tokenizer.encode("The answer.", False))
-    assert answer.usage.output_tokens == 12 + len(closing) + tokens
-
-
-def test_a_budget_that_is_not_reached(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
-    """Reasoning that ends before; and an answer that is longer than the budget."""
-    fields: dict[str, Any] = {
-        "model": MODEL,
-        "max_tokens": 100,
-        "messages": [{"role": "user", "content": "?"}],
-    }
-    server.answers += ["<think>\na\n</think>\n\nb", "<think>\na\n</think>\n\n" + "b " * 40, "c"]
-    short = claude.messages.create(thinking={"type": "enabled", "budget_tokens": 50}, **fields)
-    assert [block.type for block in short.content] == ["thinking", "text"]
-    long = claude.messages.create(thinking={"type": "enabled", "budget_tokens": 30}, **fields)
-    assert [block.type for block in long.content] == ["thinking", "text"]
-    assert long.content[1].text.startswith("b b") and long.content[1].text.endswith("c")  # type: ignore[union-attr]
-    first, second = server.requests[-2:]
-    assert num_ids(second.input_ids) == num_ids(first.input_ids) + 30
+def test_the_budget_of_reasoning(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    """It goes with the request, beside a constraint too. test_reasoning_budget.py has what becomes
+    of it, test_grammar_server.py a real server."""
+    user: Any = [{"role": "user", "content": "?"}]
+    forced: Any = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    constraints = []
+    for budget, fields in ((12, {}), (100, {}), (12, forced)):
+        server.answers.append("<think>\na\n</think>\n\nb")
+        answer = claude.messages.create(
+            model=MODEL,
+            max_tokens=100,
+            messages=user,
+            thinking={"type": "enabled", "budget_tokens": budget},
+            **fields,
+        )
+        assert [block.type for block in answer.content] == ["thinking", "text"]
+        constraints.append(server.requests[-1].constraint)
+    plain, unneeded, tools = constraints
+    assert plain is not None and plain.kind == "any" and unneeded is None
+    assert tools is not None and tools.kind == "lark"
+    for given in (plain, tools):
+        assert given.budget is not None and given.budget.tokens == 12
+    assert server.tokenizer.decode(plain.budget.closing) == "\n</think>\n\n"
+    server.answers.append("b")
+    claude.messages.create(
+        model=MODEL,
+        max_tokens=100,
+        messages=user,
+        thinking={"type": "disabled"},
+    )
+    assert server.requests[-1].constraint is None
 
 
 def test_errors_as_the_client_knows_them(
     server: ScriptedServer, claude: anthropic.Anthropic
 ) -> None:
+    import anthropic
+
     user: Any = [{"role": "user", "content": "?"}]
     with pytest.raises(anthropic.NotFoundError) as missing:
         claude.messages.create(model="other", max_tokens=5, messages=user)

@@ -59,8 +59,16 @@ def test_template_sources(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).render_chat(USER) == "J"
     config.write_text(json.dumps({"chat_template": named}))
     assert load_tokenizer(tmp_path).render_chat(USER) == "D"
+    assert load_tokenizer(tmp_path).render_chat(USER, tools=[]) == "T"
     (tmp_path / "chat_template.jinja").write_text("F")
     assert load_tokenizer(tmp_path).render_chat(USER) == "F"
+    assert load_tokenizer(tmp_path).render_chat(USER, tools=[]) == "F"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}{{ mood }}")
+    template = load_tokenizer(tmp_path).chat_template
+    assert template is not None and template.takes_tools and "mood" in template.variables
+    assert load_tokenizer(tmp_path).render_chat(USER) == "F"
+    assert load_tokenizer(tmp_path).render_chat(USER, tools=[1], mood="!") == "[1]!"
     own = tmp_path / "own.jinja"
     own.write_text("O{{ bos_token }}")
     assert load_tokenizer(tmp_path, str(own)).render_chat(USER) == "O"

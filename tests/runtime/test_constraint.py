@@ -146,7 +146,7 @@ def test_the_key_is_what_the_answer_may_be() -> None:
         Constraint("ebnf", "a"),
         Constraint("regex", "b"),
         Constraint("regex", "a", whitespace=""),
-        Constraint("regex", "a", after="</think>"),
+        Constraint("regex", "a", before='start: "</think>" @body'),
     ]
     assert len({one.key, *(other.key for other in others)}) == 5
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from radix_runtime.errors import RequestError
 from radix_runtime.grammar import child, masker
 from radix_runtime.grammar.compiler_process import Tries
 from radix_runtime.grammar.compilers import Compilers
-from radix_runtime.grammar.frames import Compile, Refused
+from radix_runtime.grammar.frames import Compile, Frame, Open, Refused
 from radix_runtime.grammar.masker_process import GrammarCache, hold_back
 from tests.runtime.mask_rig import (
     EOS,
@@ -248,6 +249,79 @@ def test_a_masker_that_hangs_is_replaced(rig: MaskRig, monkeypatch: pytest.Monke
     monkeypatch.undo()  # the new one has its time
     assert begins(ids_of(taken(masks)[0]), "abc")
     assert rig.masker.pid != pid
+
+
+def open_many(rig: MaskRig, count: int) -> list[Future[None]]:
+    """Answers whose frames are more than a socket holds."""
+    grammars = [Constraint("regex", "a" * 500 + str(number)) for number in range(count)]
+    return [
+        rig.masker.open(number, grammar, stop_ids=[EOS], min_tokens=0)
+        for number, grammar in enumerate(grammars, start=10)
+    ]
+
+
+def test_nobody_waits_for_a_masker_that_does_not_read(rig: MaskRig) -> None:
+    """As while it starts on a busy machine. Everything is sent later."""
+    rig.open(1, "abc")
+    pid = rig.masker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    built = open_many(rig, 1_500)  # would wait for ever
+    assert rig.masker._unsent
+    os.kill(pid, signal.SIGCONT)
+    for one in built:
+        one.result(PATIENCE)
+    assert rig.masker.pid == pid and not rig.masker._unsent and not rig.failures
+    assert begins(rig.allowed(a1509=[])[0], "a" * 500)
+
+
+def test_a_masker_that_reads_nothing_is_replaced(
+    rig: MaskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.open(1, "abc")
+    pid = rig.masker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(child, "SEND_TIMEOUT", 0.5)
+    built = open_many(rig, 1_500)
+    wait(lambda: not psutil.pid_exists(pid))
+    monkeypatch.undo()
+    for one in built:
+        one.result(PATIENCE)
+    assert rig.masker.pid != pid and not rig.failures
+
+
+def test_a_new_masker_is_told_of_due_masks_first(
+    rig: MaskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        rig.open(number, "abc")
+    pid = rig.masker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    masks = rig.ask(a3=[])
+    told: list[Frame] = []
+    with monkeypatch.context() as patched, rig.masker._lock:
+        patched.setattr(rig.masker, "_send", told.append)
+        rig.masker._replay()
+    assert [type(frame).__name__ for frame in told] == ["Open", "Fill", "Open", "Open"]
+    assert [frame.job for frame in told if isinstance(frame, Open)] == [3, 1, 2]
+    os.kill(pid, signal.SIGCONT)
+    taken(masks)
+
+
+def test_a_masker_at_work_is_not_killed(rig: MaskRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says something has not come to the mask yet; but not for ever."""
+    killed: list[str] = []
+    monkeypatch.setattr(rig.masker, "_kill", killed.append)
+    now = time.monotonic()
+    for asked, heard, is_killed in ((11, 1, False), (11, 11, True), (5, 99, False), (61, 1, True)):
+        killed.clear()
+        rig.masker._sent = {1: now - asked}
+        rig.masker._heard_at = now - heard
+        rig.masker._tick()
+        assert bool(killed) == is_killed, (asked, heard)
+    rig.masker._sent = {}
 
 
 def test_the_answer_at_work_in_a_second_death_is_given_up(rig: MaskRig) -> None:

@@ -22,6 +22,8 @@ from jsonschema import Draft202012Validator
 
 from tests.runtime.server_process import Server
 
+pytestmark = pytest.mark.serial  # limits of seconds, on grammars and on restarts
+
 FULL = bool(os.environ.get("RADIX_TEST_FULL"))
 STREAMS = 32 if FULL else 16
 HOSTILE = 200 if FULL else 60
@@ -84,6 +86,12 @@ def process(server: Server, title: str) -> psutil.Process:
         except psutil.NoSuchProcess:
             continue
     raise AssertionError(f"there is no {title}")
+
+
+def requests_of(server: Server) -> int:
+    """How many have come to the scheduler."""
+    state = httpx.get(f"{server.url}/get_server_info").json()["internal_states"][0]
+    return int(state["num_requests_total"])
 
 
 def check_idle(server: Server) -> None:
@@ -150,13 +158,12 @@ def test_openai_and_its_warnings(server: Server) -> None:
 
 
 def test_a_grammar_is_refused_before_it_is_queued(server: Server) -> None:
-    before = httpx.get(f"{server.url}/get_server_info").json()["internal_states"][0]
+    before = requests_of(server)
     response = chat(server, json_schema={"properties": {"x": {"uniqueItems": True}}})
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "unsupported_schema")
     assert error["param"] == "/properties/x/uniqueItems"
-    after = httpx.get(f"{server.url}/get_server_info").json()["internal_states"][0]
-    assert after["num_requests_total"] == before["num_requests_total"]
+    assert requests_of(server) == before
 
 
 LOOK = """
@@ -290,3 +297,53 @@ def test_the_processes_end_with_the_server() -> None:
         running.process.terminate()
         assert running.wait_exit(20) == 0
         running.assert_nothing_left()
+
+
+@pytest.fixture
+def thinker() -> Iterator[Server]:
+    """A server to which all answers begin with reasoning."""
+    flags = ["--dtype", "float32", "--check-invariants", "step"]
+    with Server(*flags, "--reasoning-parser", "deepseek-r1") as running:
+        yield running
+
+
+def test_a_budget_of_reasoning(thinker: Server) -> None:
+    """Each is one request: whole, streamed, and with a schema."""
+    before = requests_of(thinker)
+
+    def ask(number: int, **fields: Any) -> dict[str, Any]:
+        budget = 1 + number % 9
+        body = {
+            "max_tokens": 160,
+            "messages": [{"role": "user", "content": "Tell me a story."}],
+            "thinking": {"type": "enabled", "budget_tokens": budget},
+            "temperature": 0.9,
+            "seed": number,
+            **fields,
+        }
+        answer: dict[str, Any] = post(thinker, "/v1/messages", body).json()
+        thinking, text = answer["content"]
+        assert (thinking["type"], text["type"]) == ("thinking", "text"), answer
+        assert 0 < len(thinking["thinking"]) <= 12 * budget
+        return answer
+
+    with ThreadPoolExecutor(8) as pool:
+        free = list(pool.map(ask, range(16)))
+        schemas = list(pool.map(lambda number: ask(number, json_schema=SCHEMA), range(16)))
+    ended = [answer for answer in schemas if answer["stop_reason"] == "end_turn"]
+    assert len(ended) >= 8
+    for answer in ended:
+        Draft202012Validator(SCHEMA).validate(json.loads(answer["content"][1]["text"]))
+    events = []
+    body = {"max_tokens": 160, "messages": [{"role": "user", "content": "Tell me a story."}],
+            "thinking": {"type": "enabled", "budget_tokens": 5}, "temperature": 0.9, "seed": 4,
+            "stream": True}  # fmt: skip
+    with httpx.stream("POST", f"{thinker.url}/v1/messages", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line[6:]))
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    for block, kind in zip(free[4]["content"], ("thinking", "text"), strict=True):
+        assert block[kind] == "".join(delta.get(kind, "") for delta in deltas)
+    assert requests_of(thinker) - before == 33
+    check_idle(thinker)

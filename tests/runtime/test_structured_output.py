@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from jsonschema import Draft202012Validator
 from radix_runtime import Engine, SamplingParams
 from radix_runtime.grammar.step_masks import PromisedMasks
 from radix_runtime.step_plan import Forward
+from tests.torture.schemas import WEIGHTS, check, ids, questions, run, streamed
 
 SCHEMA = {
     "type": "object",
@@ -295,66 +297,20 @@ def test_kills_lose_nothing(engine: Engine) -> None:
 FULL = bool(os.environ.get("RADIX_TEST_FULL"))
 
 
-def random_schema(source: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Schemas of bounded texts, so that answers end."""
-    kind = source.choice(["object", "array", "leaf"] if depth else ["leaf"])
-    if kind == "object":
-        names = source.sample("abcdef", source.randrange(1, 4))
-        properties = {name: random_schema(source, depth - 1) for name in names}
-        needed = source.sample(names, source.randrange(len(names) + 1))
-        return {"type": "object", "properties": properties, "required": needed,
-                "additionalProperties": False}  # fmt: skip
-    if kind == "array":
-        least = source.randrange(2)
-        return {"type": "array", "items": random_schema(source, depth - 1), "minItems": least,
-                "maxItems": least + source.randrange(3)}  # fmt: skip
-    return source.choice(
-        [
-            {"type": "string", "maxLength": source.randrange(6)},
-            {"type": "string", "format": "date"},
-            {"type": "string", "pattern": "^[a-z]{2}[^\\\\\"]{0,3}$"},
-            {"type": "integer", "minimum": -9, "maximum": source.randrange(300)},
-            {"type": "boolean"},
-            {"type": ["null", "boolean"]},
-            {"enum": ["x", 1, None, "yz", True]},
-            {"oneOf": [{"type": "integer", "minimum": 5, "maximum": 99}, {"const": 3}]},
-            {"type": "string", "maxLength": 3, "not": {"enum": ["a", "b", ""]}},
-        ]
-    )  # fmt: skip
+def test_random_schemas(engine: Engine) -> None:
+    """A sample of `python -m tests.torture.schemas`."""
+    asked = questions(60, seed=7)
+    outputs = engine.generate(asked.prompts, asked.params)
+    ended, wrong = check(asked, outputs)
+    assert not wrong and ended >= 54
+    assert streamed(engine, asked, retract=True) == ids(outputs)
 
 
 @pytest.mark.skipif(not FULL, reason="the long form")
-def test_random_schemas_of_random_weights() -> None:
-    """A model that prefers nothing, under schemas that end its answers."""
-    with Engine(dtype="float32", load_format="dummy", random_seed=5) as other:
-        check_random_schemas(other, 1_000)
-
-
-def test_random_schemas(engine: Engine) -> None:
-    check_random_schemas(engine, 1_000 if FULL else 60)
-
-
-def check_random_schemas(engine: Engine, count: int) -> None:
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_thousand_random_schemas(weights: str, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
-    source = random.Random(seed)
-    schemas = [random_schema(source) for _ in range(count)]
-    params = [
-        constrained(
-            structured_outputs={"json": schema, "disable_any_whitespace": True},
-            temperature=source.choice([0, 0.5, 1.0, 1.5]),
-            max_new_tokens=160,
-            seed=source.randrange(1000),
-        )
-        for schema in schemas
-    ]
-    outputs = engine.generate([source.choice(PROMPTS) for _ in schemas], params)
-    ended = 0
-    for schema, output in zip(schemas, outputs, strict=True):
-        if output["meta_info"]["finish_reason"]["type"] == "stop":
-            ended += 1
-            found = json.loads(output["text"])
-            assert Draft202012Validator(schema).is_valid(found), (seed, schema, output["text"])
-    assert ended >= 0.5 * count, (seed, ended)
+    assert run(questions(1_000, seed), weights, tmp_path) == [], seed
 
 
 def test_an_idle_engine_has_forgotten_every_answer(engine: Engine) -> None:

@@ -23,7 +23,8 @@ LONG_PROMPT = "the quick brown fox " * 250  # 1,750 tokens
 ROLES: dict[int, tuple[str, ...]] = {
     1: ("supervisor", "radix: api", "radix: scheduler", "radix: detokenizer")
 }
-ROLES[2] = ("supervisor", "radix: scheduler", "radix: rank 1")
+# With two ranks there are two API processes too.
+ROLES[2] = ("supervisor", "radix: api/1", "radix: scheduler", "radix: rank 1")
 Case = tuple[str, int, str, str]  # name, ranks, role or signals, phase
 PHASES = ("idle", "prefill", "decode")
 
@@ -132,7 +133,8 @@ def rounds(
 
 
 def _flags(ranks: int, *more: str) -> list[str]:
-    return ["--tp-size", str(ranks), "--num-threads", str(ranks), *more]
+    processes = ["--tp-size", str(ranks), "--num-threads", str(ranks)]
+    return [*processes, "--api-processes", str(ranks), *more]
 
 
 def kills(seconds: float) -> list[str]:

@@ -3,18 +3,21 @@
 # The compilers and the masker are children of the process that uses them, as the ranks of the
 # engine are, so that `Engine` and the server have the same ones. They end when their end of the
 # socket does. What is under way is kept on this side: a new process is told everything again.
+# Whoever sends never waits: what a process does not take at once, its thread sends later.
 
 import json
 import logging
+import os
 import select
 import socket
-import struct
 import subprocess
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..errors import RequestError
 from ..spawn import start_process
@@ -22,7 +25,8 @@ from .frames import Frame, Hello, pack_frame, read_frame
 
 MAX_DEATHS = 5  # within DEATH_WINDOW; then it is left alone until the oldest of them is forgotten
 DEATH_WINDOW = 60.0  # seconds
-_SEND_TIMEOUT = 1  # seconds without progress; a process that takes nothing is killed
+SEND_TIMEOUT = 20.0  # seconds in which a process takes nothing, as it may while it starts
+_CLOSE_SECONDS = 1.0  # that `close` waits
 _END_SECONDS = 1.0  # for a process whose connection has ended
 _TICK = 0.25  # seconds between two looks at what takes too long
 
@@ -66,6 +70,10 @@ class GrammarChild(ABC):
         self._thread: threading.Thread | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self._closed = False
+        self._unsent = bytearray()
+        self._took_at = 0.0  # when the process took something last, while there is more
+        self._has_unsent = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._has_unsent).atexit = False
 
     @property
     def pid(self) -> int | None:
@@ -91,18 +99,31 @@ class GrammarChild(ABC):
             thread = self._thread
             self._disconnect()
         if thread is not None:
-            thread.join(_SEND_TIMEOUT)
+            thread.join(_CLOSE_SECONDS)
 
     def _send(self, frame: Frame) -> None:
-        """To the process, if it takes frames now; otherwise `_replay` tells it later. A process
-        that does not read is killed. The caller holds the lock."""
-        connection = self._socket
-        if connection is None:
+        """To the process, if there is one that takes frames; otherwise `_replay` tells it later.
+        The caller holds the lock."""
+        if self._socket is None:
             return
+        if not self._unsent:
+            self._took_at = time.monotonic()
+        self._unsent += pack_frame(frame)
+        self._send_unsent(self._socket)
+        if self._unsent:
+            os.eventfd_write(self._has_unsent, 1)
+
+    def _send_unsent(self, connection: socket.socket) -> None:
+        """As much as the process takes at once."""
         try:
-            connection.sendall(pack_frame(frame))
-        except OSError:  # it has died, or hangs; the thread notices
-            self._kill("it takes no messages")
+            sent = connection.send(self._unsent, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:  # it has died; the thread notices
+            self._unsent.clear()
+            return
+        self._took_at = time.monotonic()
+        del self._unsent[:sent]
 
     def _kill(self, reason: str) -> None:
         process = self._process
@@ -133,6 +154,7 @@ class GrammarChild(ABC):
             code = _end(process)
             with connection, self._lock:
                 self._socket = None
+                self._unsent.clear()
                 if not self._closed:
                     log.warning("%s (pid %d) has ended with %d", self._title, process.pid, code)
                     self._deaths.append(time.monotonic())
@@ -158,21 +180,30 @@ class GrammarChild(ABC):
     def _serve(self, connection: socket.socket) -> None:
         """Tells the process everything, then hands on what it says. Raises EOFError, OSError."""
         connection.sendall(pack_frame(self._hello))
-        timeout = struct.pack("ll", _SEND_TIMEOUT, 0)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         with self._lock:
             if self._closed:
                 return
             self._socket = connection
             self._replay()
+        watched: list[socket.socket | int] = [connection, self._has_unsent]
         while True:
-            readable, _, _ = select.select([connection], [], [], _TICK)
-            if readable:
-                frame = read_frame(connection)
+            sending = [connection] if self._unsent else []
+            ready, _, _ = select.select(watched, sending, [], _TICK)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._has_unsent)
+            frame = read_frame(connection) if connection in ready else None
             with self._lock:
-                if readable:
+                if self._unsent:
+                    self._send_unsent(connection)
+                    self._kill_if_stuck()
+                if frame is not None:
                     self._take(frame)
                 self._tick()
+
+    def _kill_if_stuck(self) -> None:
+        if self._unsent and time.monotonic() - self._took_at > SEND_TIMEOUT:
+            self._unsent.clear()
+            self._kill("it takes no messages")
 
     # Of the subclasses --------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ from .step_masks import PromisedMasks
 # Slots for each sample of the largest step: one for the mask of an answer, the others for those
 # that were still under way when their answer ended.
 SLOTS = 4
-FILL_TIMEOUT = 10.0  # seconds for a mask; then the process is killed
+FILL_TIMEOUT = 10.0  # seconds without a word while masks are due; then the process is killed
+_MOST_FILL_SECONDS = 60.0  # for a mask, whatever the process does meanwhile
 _ALL = np.uint32(0xFFFFFFFF)
 _NOBODY = 0  # in the word that names the matcher at work
 
@@ -79,6 +80,7 @@ class Masker(GrammarChild):
         self._left: dict[int, int] = {}  # slots of masks under way whose answer has ended
         self._built_keys: dict[bytes, None] = {}  # grammars that the process has at hand
         self._alone = False
+        self._heard_at = 0.0  # when the process said something last
 
     # Answers ------------------------------------------------------------------------------
 
@@ -169,10 +171,12 @@ class Masker(GrammarChild):
     # The process --------------------------------------------------------------------------
 
     def _replay(self) -> None:
+        """Answers whose masks are due come before those that may wait."""
         for answer in self._answers.values():
             answer.open.ids = answer.ids
             answer.open.alone = self._alone
-            self._send(answer.open)
+        for number in self._sent:
+            self._send(self._answers[number].open)
         fill = Fill([], alone=self._alone)
         for number in self._sent:
             wanted = self._answers[number].wanted
@@ -181,8 +185,12 @@ class Masker(GrammarChild):
             fill.rows.append(wanted)
         if fill.rows:
             self._send(fill)
+        for number, answer in self._answers.items():
+            if number not in self._sent:
+                self._send(answer.open)
 
     def _take(self, frame: Frame) -> None:
+        self._heard_at = time.monotonic()
         match frame:
             case Accepted(job):
                 answer = self._answers.get(job)
@@ -204,7 +212,12 @@ class Masker(GrammarChild):
             self._alone = False
 
     def _tick(self) -> None:
-        if self._sent and time.monotonic() - next(iter(self._sent.values())) > FILL_TIMEOUT:
+        if not self._sent:
+            return
+        oldest = next(iter(self._sent.values()))
+        now = time.monotonic()
+        is_silent = now - max(oldest, self._heard_at) > FILL_TIMEOUT
+        if is_silent or now - oldest > _MOST_FILL_SECONDS:
             self._kill("a mask takes too long")
 
     def _lost(self) -> None:

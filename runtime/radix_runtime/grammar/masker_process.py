@@ -35,6 +35,7 @@ from .frames import (
     pack_frame,
     read_frame,
 )
+from .reasoning_budget import BudgetKeeper
 from .registry import grammar_backends
 
 _BUILDER_NICENESS = 3  # masks come before new grammars
@@ -87,11 +88,12 @@ class GrammarCache:
 
 @dataclass(slots=True)
 class _Answer:
-    """A matcher and what its masks must hold back; None until it is built, or if it cannot be.
-    `wanted`: a mask that was asked for before. A slow one is computed by itself."""
+    """A matcher and what its masks must hold back; None until it is built, if it cannot be, or for
+    any tokens. `wanted`: a mask that was asked for before. A slow one is computed by itself."""
 
     opened: Open
     matcher: Matcher | None = None
+    budget: BudgetKeeper | None = None
     length: int = 0
     is_built: bool = False
     wanted: RowFill | None = None
@@ -116,6 +118,7 @@ class MaskServer:
         self._connection = connection
         self._rows = rows
         self._at_work = at_work
+        self._vocabulary = hello.vocabulary
         self._backend = grammar_backends.get(hello.backend)(hello.vocabulary, hello.threads)
         self._cache = GrammarCache(self._backend, hello.cache_bytes)
         self._answers: dict[int, _Answer] = {}
@@ -162,12 +165,21 @@ class MaskServer:
 
     def _open(self, frame: Open) -> None:
         answer = self._answers[frame.job] = _Answer(frame)
+        if frame.constraint.budget is not None:
+            answer.budget = BudgetKeeper(frame.constraint.budget, self._vocabulary)
+        if frame.constraint.kind == "any":
+            accepted = self._start(answer, None)
+            answer.is_built = True
+            self._send(accepted)
+            return
         if frame.alone:
             self._at_work[0] = frame.job
             frames = self._build(answer)
             answer.is_built = True
             self._at_work[0] = 0
             self._send(*frames)
+            if self._fast or self._slow:  # masks do not wait for all that is to be built
+                self._work()
             return
         matcher = self._cache.find(frame.constraint.key)
         if matcher is None:
@@ -205,8 +217,11 @@ class MaskServer:
         frames: list[Frame] = [Evicted(evicted)] if evicted else []
         return [*frames, self._start(answer, matcher)]
 
-    def _start(self, answer: _Answer, matcher: Matcher) -> Frame:
-        matcher.accept(answer.opened.ids)
+    def _start(self, answer: _Answer, matcher: Matcher | None) -> Frame:
+        if matcher is not None:
+            matcher.accept(answer.opened.ids)
+        if answer.budget is not None:
+            answer.budget.accept(answer.opened.ids)
         answer.length = len(answer.opened.ids)
         answer.matcher = matcher
         return Accepted(answer.opened.job)
@@ -240,11 +255,16 @@ class MaskServer:
         answers: dict[int, _Answer] = {}  # by row
         for fill in fills:
             answer = self._answers.get(fill.job)
-            if answer is None or answer.matcher is None:  # it has ended, or was refused
+            if answer is None:  # it has ended
                 self._rows[fill.row] = _ALL
                 continue
             answer.length += len(fill.ids)
+            if answer.budget is not None:
+                answer.budget.accept(fill.ids)
             answers[fill.row] = answer
+            if answer.matcher is None:  # it may have any tokens, or was refused
+                self._rows[fill.row] = _ALL
+                continue
             advances.append(Advance(matcher=answer.matcher, ids=fill.ids, row=fill.row))
         began = time.perf_counter()
         if advances:
@@ -254,13 +274,15 @@ class MaskServer:
         failed = {}
         for row, answer in answers.items():
             answer.is_slow = is_slow
-            assert answer.matcher is not None
-            error = answer.matcher.error
+            error = None if answer.matcher is None else answer.matcher.error
             if error is not None:
                 self._rows[row] = _ALL
                 failed[answer.opened.job] = error
-            elif answer.length < answer.opened.min_tokens:
+                continue
+            if answer.length < answer.opened.min_tokens:
                 hold_back(self._rows[row], answer.opened.stop_ids)
+            if answer.budget is not None:
+                answer.budget.force(self._rows[row])
         self._send(Filled([fill.job for fill in fills], failed))
 
     def _send(self, *frames: Frame) -> None:

@@ -71,18 +71,24 @@ class Grammars:
         own. Waits. Raises RequestError: it is refused, or answers cannot be constrained here, or
         now."""
         constraint = self._prepared(constraint)
+        if constraint.kind == "any":
+            return Checked(constraint, [])
         outcome = self.start_compilers().compile(constraint)
         return Checked(constraint, _named(outcome, constraint))
 
     async def checked(self, constraint: Constraint) -> Checked:
         """`check` for a coroutine."""
         constraint = self._prepared(constraint)
+        if constraint.kind == "any":
+            return Checked(constraint, [])
         outcome = self.start_compilers().compile(constraint)
         with suppress(RequestError):  # and not cancelled, as others may wait for it too
             await asyncio.shield(asyncio.wrap_future(outcome))
         return Checked(constraint, _named(outcome, constraint))
 
     def _prepared(self, constraint: Constraint) -> Constraint:
+        """With this server's whitespace. Raises RequestError: it constrains no answers."""
+        self._require()
         if constraint.whitespace is not None:
             return constraint
         whitespace = self._args.constrained_json_whitespace_pattern
@@ -106,9 +112,9 @@ class Grammars:
                 if child is not None:
                     child.close()
 
-    def _hello(self, threads: int) -> Hello:
-        backend = self._args.grammar_backend
-        if backend == NO_BACKEND:
+    def _require(self) -> Tokenizer:
+        """The tokenizer. Raises RequestError where answers cannot be constrained."""
+        if self._args.grammar_backend == NO_BACKEND:
             raise refusal(
                 "unsupported_parameter", "this server has no grammars (--grammar-backend none)"
             )
@@ -116,8 +122,11 @@ class Grammars:
             missing = "tokenizer" if self._tokenizer is None else "token that ends an answer"
             text = f"answers cannot be constrained: the model has no {missing}"
             raise refusal("unsupported_parameter", text)
-        vocabulary = Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
-        return Hello(backend, vocabulary=vocabulary, threads=threads)
+        return self._tokenizer
+
+    def _hello(self, threads: int) -> Hello:
+        vocabulary = Vocabulary.of(self._require(), self._vocab_size, self._eos_ids)
+        return Hello(self._args.grammar_backend, vocabulary=vocabulary, threads=threads)
 
 
 def _named(outcome: Future[list[str]], constraint: Constraint) -> list[str]:

@@ -47,8 +47,8 @@ def grammar_source(constraint: Constraint, special_names: set[str]) -> Source:
     """The grammar of a constraint. `special_names` are the texts of special tokens. Raises
     RequestError 400."""
     source = _source(constraint, special_names)
-    if constraint.after:
-        source.text = _behind(constraint.after, source.text, special_names)
+    if constraint.before:
+        source.text = _behind(constraint.before, source.text)
     return source
 
 
@@ -75,6 +75,8 @@ def _source(constraint: Constraint, special_names: set[str]) -> Source:
             options = json_options(constraint)
             lark, warnings = structural_tag(tag, options, special_names)
             return Source(LLMatcher.grammar_from_lark(lark), warnings)
+        case "any":
+            raise ValueError("any tokens have no grammar")
 
 
 def parse_json(constraint: Constraint, code: str) -> Any:
@@ -134,15 +136,10 @@ def lark_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _behind(marker: str, grammar: str, special_names: set[str]) -> str:
-    """`grammar` behind the first occurrence of `marker`; before it there may be anything."""
-    if marker in special_names:
-        lark = f"start: BEFORE {marker} @body\nBEFORE: /(.|\\n)*/"
-    else:
-        lark = f"start: before @body\nbefore[lazy]: BEFORE {lark_string(marker)}\n"
-        lark += "BEFORE: /(.|\\n)*/"
+def _behind(before: str, grammar: str) -> str:
+    """`grammar` as the `@body` of the one in Lark that says what comes before it."""
     parts = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else None
     if parts is None:
         parts = [{"lark_grammar": grammar}]
     parts[0]["name"] = "body"
-    return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark}, *parts]})
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": before}, *parts]})

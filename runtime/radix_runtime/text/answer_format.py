@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..config import ServerArgs
-from ..constraint import Constraint
+from ..constraint import Constraint, ReasoningBudget
 from ..errors import ConfigError, refusal
+from .answer_grammar import AnswerGrammar
 from .answer_parser import AnswerParser
 from .reasoning import reasoning_families
 from .tokenizer import Tokenizer
@@ -61,7 +62,7 @@ class AnswerFormat:
         self._reasoning = reasoning_families.get(reasoning.name)
         self._call_form: CallForm | None = None
         if self._tool_parser is not None:
-            source = self._template.source if self._template is not None else ""
+            source = self._template.text if self._template is not None else ""
             self._call_form = self._tool_parser.form_for(source)
         self._tool_ids: list[int] = []
         self._reasoning_ids: list[int] = []
@@ -90,11 +91,6 @@ class AnswerFormat:
     def has_reasoning(self) -> bool:
         """Whether reasoning can be found in answers."""
         return self._reasoning is not None
-
-    @property
-    def closing(self) -> str:
-        """A text that closes open reasoning; "" if there is none that does."""
-        return "" if self._reasoning is None else self._reasoning.closing_text
 
     def require(self, use: ToolUse | None, template_name: str) -> None:
         """Raises RequestError unless this model can be told of the tools of a request.
@@ -134,19 +130,35 @@ class AnswerFormat:
         if use is None or (given is None and use.mode == "auto" and not use.has_strict):
             if given is None or family is None or start == "content":
                 return given
-            return msgspec.structs.replace(given, after=family.answer_begins)
+            answer = AnswerGrammar(family.markers, self._special_id)
+            return msgspec.structs.replace(given, before=answer.behind(family, start))
         assert self._call_form is not None
         assert self._tool_parser is not None
         markers = {*self._tool_parser.markers, *(family.markers if family else ())}
         grammar = ToolGrammar(form=self._call_form, markers=markers, special_id=self._special_id)
         before = "" if family is None else grammar.reasoning(family, start)
         if given is not None and use.mode == "auto":
-            text = grammar.required(use, before, schema=_schema_of(given))
+            final = "" if family is None else family.final
+            text = grammar.required(use, before, schema=_schema_of(given), final=final)
         elif use.mode == "required":
             text = grammar.required(use, before)
         else:
             text = grammar.strict(use, before)
         return Constraint(kind="lark", text=text, param="tools")
+
+    def budgeted(self, given: Constraint | None, prompt: str, tokens: int) -> Constraint | None:
+        """`given`, and reasoning of at most so many tokens; what the answer to a prompt must look
+        like, of which the end is enough."""
+        family = self._reasoning
+        if family is None or self._tokenizer is None or family.start(prompt) == "content":
+            return given
+        budget = ReasoningBudget(
+            tokens=tokens,
+            family=self.reasoning.name,
+            prompt_end=prompt,
+            closing=self._tokenizer.encode(family.closing_text, add_special_tokens=False),
+        )
+        return msgspec.structs.replace(given or Constraint("any"), budget=budget)
 
     def _special_ids(self, markers: Iterable[str]) -> list[int]:
         ids = [self._special_id(marker) for marker in markers]
@@ -190,7 +202,7 @@ def find_format(args: ServerArgs, tokenizer: Tokenizer | None) -> AnswerFormat:
     """The format that the settings name or, where they say `auto`, that the chat template shows.
     Raises ConfigError."""
     template = None if tokenizer is None else tokenizer.chat_template
-    source = None if template is None else template.source
+    source = None if template is None else template.text
     return AnswerFormat(
         tools=_choose(args.tool_call_parser, _TOOL_SIGNS, source),
         reasoning=_choose(args.reasoning_parser, _REASONING_SIGNS, source),

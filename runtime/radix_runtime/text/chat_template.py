@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -24,10 +24,13 @@ class ChatTemplate:
     It sees what transformers gives a template: the special tokens, `tools` (None without),
     `documents` (None), `raise_exception`, `strftime_now`, the filter `tojson` and the tag
     `{% generation %}`. `source` is its text, `variables` are the names it reads besides those.
-    `takes_tools`: it writes tools into the prompt. Raises ConfigError on a syntax error.
+    `takes_tools`: it writes tools into the prompt. `tool_source` is that of a second template, for
+    conversations with tools; None: this one takes them, too. Raises ConfigError on a syntax error.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None
+    ) -> None:
         env = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
@@ -44,6 +47,17 @@ class ChatTemplate:
         self.special_tokens = special_tokens
         self.takes_tools = "tools" in names
         self.variables = frozenset(names - {"tools", "documents"})
+        self.tool_source = tool_source
+        self._for_tools: ChatTemplate | None = None
+        if tool_source is not None:
+            self._for_tools = ChatTemplate(tool_source, special_tokens)
+            self.takes_tools = self._for_tools.takes_tools
+            self.variables |= self._for_tools.variables
+
+    @property
+    def text(self) -> str:
+        """What shows how its model writes: the sources of both templates."""
+        return self.source + (self.tool_source or "")
 
     @cached_property
     def _takes_text(self) -> bool:
@@ -76,6 +90,10 @@ class ChatTemplate:
 
         Raises RequestError `chat_template_error`, with the template's own message if it has one.
         """
+        if self._for_tools is not None and tools is not None:
+            return self._for_tools.render(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, **options
+            )
         try:
             return self._template.render(
                 messages=self._adapted(messages),
@@ -159,24 +177,41 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def find_template(
-    directory: Path, tokenizer_config: Mapping[str, Any], override: str | None
-) -> str | None:
-    """The source of a directory's chat template, None if it has none.
+class TemplateSources(NamedTuple):
+    """The sources of a model's chat template, and of its second one for conversations with tools;
+    None where there is none."""
 
-    Looked for in `override` (a path, if given), chat_template.jinja, tokenizer_config.json and
-    chat_template.json, in this order. Raises ConfigError if a file cannot be read.
-    """
-    file = Path(override).expanduser() if override else directory / "chat_template.jinja"
-    if override or file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the chat template: {error}") from error
+    default: str | None
+    tool_use: str | None = None
+
+
+def find_templates(
+    directory: Path, tokenizer_config: Mapping[str, Any], override: str | None
+) -> TemplateSources:
+    """Those of a directory. Looked for in `override` (a path, if given), chat_template.jinja with
+    additional_chat_templates/tool_use.jinja, tokenizer_config.json and chat_template.json, in this
+    order. Raises ConfigError if a file cannot be read."""
+    if override:
+        return TemplateSources(_read(Path(override).expanduser()))
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        second = directory / "additional_chat_templates" / "tool_use.jinja"
+        return TemplateSources(_read(file), _read(second) if second.is_file() else None)
     found = tokenizer_config.get("chat_template")
     if not found:
         found = model_json(directory, "chat_template.json").get("chat_template")
+    named = {"default": found}
     if isinstance(found, list):  # several templates, each with a name
-        templates = {entry.get("name"): entry.get("template") for entry in found}
-        found = templates.get("default")
-    return found if isinstance(found, str) else None
+        named = {entry.get("name"): entry.get("template") for entry in found}
+    default, tool_use = (named.get(name) for name in ("default", "tool_use"))
+    return TemplateSources(
+        default if isinstance(default, str) else None,
+        tool_use if isinstance(tool_use, str) else None,
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template: {error}") from error

@@ -4,10 +4,12 @@
 # first delta (which carries `sampling`) to its last; later ones, computed after a stop string ended
 # it, are dropped in `_convert`.
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import messages as m
+from ..channel import Inbox, Outbox
 from ..sampling_params import SamplingParams
 from .text_stream import TextStream
 from .tokenizer import Tokenizer
@@ -22,6 +24,7 @@ class _Choice:
     rid: str
     number: int  # of the choice in its request
     stream: int | None  # its number in StreamTokens
+    api: int  # the number of the API process that gets its text
     cached_tokens: int
     text: TextStream
 
@@ -31,14 +34,14 @@ class Detokenizer:
     RequestFailed on after all text that came before it. `outbox` routes by type. Without a
     tokenizer all text is empty."""
 
-    def __init__(self, tokenizer: Tokenizer | None, inbox: m.Inbox, outbox: m.Outbox) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, inbox: Inbox, outbox: Outbox) -> None:
         self._tokenizer = tokenizer
         self._inbox = inbox
         self._outbox = outbox
         # The choices that have begun and not ended, by rid and choice, and by the stream's number.
         self._choices: dict[str, dict[int, _Choice]] = {}
         self._streams: dict[int, _Choice] = {}
-        self._batch: list[m.TextDelta] = []
+        self._batches: defaultdict[int, list[m.TextDelta]] = defaultdict(list)  # by API process
 
     def run(self, should_stop: Callable[[], bool], beat: Callable[[], None]) -> None:
         """Handles messages until `should_stop()`; calls `beat` at least every IDLE_WAIT seconds."""
@@ -64,9 +67,10 @@ class Detokenizer:
         return bool(messages)
 
     def _flush(self) -> None:
-        for batch in m.batches(self._batch):
-            self._outbox.send(m.TextBatch(batch))
-        self._batch = []
+        for api, deltas in self._batches.items():
+            for batch in m.batches(deltas):
+                self._outbox.send(m.TextBatch(batch), api)
+        self._batches.clear()
 
     @property
     def num_open(self) -> int:
@@ -77,7 +81,7 @@ class Detokenizer:
         for choice in list(self._choices.get(message.rid, {}).values()):
             self._forget(choice)
         self._flush()
-        self._outbox.send(message)
+        self._outbox.send(message, message.api)
 
     def _begin(self, delta: m.TokenDelta, sampling: SamplingParams) -> None:
         context = m.unpack_ids(delta.input_ids or b"").tolist()
@@ -85,6 +89,7 @@ class Detokenizer:
             rid=delta.rid,
             number=delta.choice,
             stream=delta.stream,
+            api=delta.api,
             cached_tokens=delta.cached_tokens,
             text=TextStream(tokenizer=self._tokenizer, sampling=sampling, context=context),
         )
@@ -148,7 +153,7 @@ class Detokenizer:
             completion_tokens=choice.text.count,
             text=text,
         )
-        self._batch.append(delta)
+        self._batches[choice.api].append(delta)
         return delta
 
 

@@ -126,7 +126,9 @@ def gguf_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any]
     config: dict[str, Any] = dict(vocabulary.special)
     template = file.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
-        config["chat_template"] = template
+        tool_use = file.metadata.get("tokenizer.chat_template.tool_use")
+        named = {"default": template, "tool_use": tool_use}
+        config["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
     return backend, config
 
 

@@ -14,13 +14,14 @@ from ..config import ServerArgs
 from ..errors import ConfigError, refusal
 from ..gguf import is_gguf, open_gguf
 from ..hub import read_json
-from .chat_template import ChatTemplate, Messages, find_template
+from .chat_template import ChatTemplate, Messages, TemplateSources, find_templates
 from .gguf_tokenizer import gguf_tokenizer
 from .segments import SegmentedEncoder
 
 _PROMPT_END = 64  # characters of a prompt that tell how its answer begins
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's byte fallback
 _IDS_ONLY = "--skip-tokenizer-init serves token ids without one"
+NO_TEMPLATES = TemplateSources(None)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -34,7 +35,7 @@ class ChatPrompt(NamedTuple):
 class Tokenizer:
     """Text to ids and back, over a backend of the `tokenizers` library; thread-safe.
 
-    `config` is the content of tokenizer_config.json, `chat_template` a Jinja source. `vocab_size`
+    `config` is the content of tokenizer_config.json, `templates` are Jinja sources. `vocab_size`
     counts added tokens; the model's embedding may have more rows. `special_ids` are the special
     tokens that `decode` leaves out, `bos_token_id` and `eos_token_id` None where there is none.
     `changes_length`: a normalizer may shorten a text before it is cut into tokens.
@@ -44,7 +45,7 @@ class Tokenizer:
         self,
         backend: tokenizers.Tokenizer,
         config: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
+        templates: TemplateSources = NO_TEMPLATES,
     ) -> None:
         config = config or {}
         special = _special_tokens(config)
@@ -57,7 +58,11 @@ class Tokenizer:
         self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
         self.eos_token_id = backend.token_to_id(special.get("eos_token", ""))
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        self.chat_template = ChatTemplate(chat_template, special) if chat_template else None
+        self.chat_template: ChatTemplate | None = None
+        if templates.default:
+            self.chat_template = ChatTemplate(
+                templates.default, special_tokens=special, tool_source=templates.tool_use
+            )
         self._style = _byte_style(json.loads(backend.to_str()))
         self._bytes = {index: token.content.encode() for index, token in added.items()}
         self._whole: dict[int, str] = {}
@@ -182,7 +187,7 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
     return Tokenizer(
         backend,
         config=config,
-        chat_template=find_template(directory, config, override=chat_template),
+        templates=find_templates(directory, config, override=chat_template),
     )
 
 

@@ -5,16 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import refusal
+from .answer_grammar import AnswerGrammar, quoted
 from .json_schema import normalise
-from .reasoning import ReasoningFamily
-from .reasoning.think import Start
 from .tool_parsers.form import CallForm
 from .tools import ToolSpec, ToolUse, json_types
 
-# Lark with llguidance's extensions. A piece of a rule is a quoted text, a special token as <[id]>,
-# the name of a rule, or a JSON schema.
-
-_ANY_TEXT = "ANY_TEXT: /(.|\\n)*/"
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # What a text between tags may be told of; everything else about it cannot be kept.
 _TEXT_KEYS = frozenset(
@@ -22,9 +17,8 @@ _TEXT_KEYS = frozenset(
 )
 
 
-class ToolGrammar:
-    """Writes the grammar of one request. `special_id` gives the id of a text that is a special
-    token; `markers` are the texts of the family that may be one."""
+class ToolGrammar(AnswerGrammar):
+    """AnswerGrammar of a family that writes calls in `form`."""
 
     def __init__(
         self,
@@ -32,20 +26,15 @@ class ToolGrammar:
         markers: Iterable[str],
         special_id: Callable[[str], int | None],
     ) -> None:
+        super().__init__(markers, special_id)
         self._form = form
-        self._special: dict[str, str] = {}
-        for marker in sorted(markers, key=len, reverse=True):
-            token = special_id(marker)
-            if token is not None:
-                self._special[marker] = f"<[{token}]>"
-        self._rules: list[str] = []
 
-    def required(self, use: ToolUse, before: str, schema: Any = None) -> str:
-        """An answer that consists of calls. With `schema` it may be JSON of that instead. `before`:
-        see `reasoning`."""
+    def required(self, use: ToolUse, before: str, *, schema: Any = None, final: str = "") -> str:
+        """An answer that consists of calls. With `schema` it may be JSON of that instead, behind
+        the text `final`. `before`: see `reasoning`."""
         calls = self._rule(self._section(use))
         if schema is not None:
-            calls = f"({calls} | {self._json(schema)})"
+            calls = f"({calls} | {self._text(final)} {self._json(schema)})"
         return self._grammar(f"{before} {calls}")
 
     def strict(self, use: ToolUse, before: str) -> str:
@@ -65,16 +54,6 @@ class ToolGrammar:
             one = self._rule(f"{head} {call}")
         count = "*" if use.is_parallel else "?"
         return self._grammar(f"{before} {one}{count} ANY_TEXT")
-
-    def reasoning(self, family: ReasoningFamily, start: Start) -> str:
-        """What comes before the answer proper, if it begins with `start`."""
-        if start == "content":
-            return ""
-        self._rules.append("GAP: /\\n{0,2}/")
-        body = f"{self._lazy(family.closing)} {self._text(family.answer)} GAP"
-        if start == "reasoning":
-            return body
-        return f"({self._text(family.opening)} {body})?"
 
     # Calls --------------------------------------------------------------------------------
 
@@ -131,42 +110,15 @@ class ToolGrammar:
         values = [given["const"]] if "const" in given else given.get("enum")
         if values is None:
             return self._lazy(self._form.value_end)
-        texts = " | ".join(_quoted(str(value)) for value in values)
+        texts = " | ".join(quoted(str(value)) for value in values)
         return f"({texts}) {self._value_end()}"
 
     def _value_end(self) -> str:
         return self._text(self._form.before_end + self._form.value_end)
 
-    # Pieces -------------------------------------------------------------------------------
-
-    def _text(self, text: str) -> str:
-        """A text in which special tokens are tokens."""
-        for marker, token in self._special.items():
-            before, found, after = text.partition(marker)
-            if found:
-                parts = [self._text(before), token, self._text(after)]
-                return " ".join(part for part in parts if part)
-        return _quoted(text) if text else ""
-
-    def _lazy(self, end: str) -> str:
-        """Free text up to the first occurrence of `end`, and `end`."""
-        if any(marker in end for marker in self._special):
-            return f"ANY_TEXT {self._text(end)}"  # a special token is in no text
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}[lazy]: ANY_TEXT {_quoted(end)}")
-        return name
-
     def _json(self, schema: Any) -> str:
         normal = normalise(schema).schema
         return f"%json {json.dumps({**normal, 'x-guidance': _JSON_STYLE})}"
-
-    def _rule(self, body: str) -> str:
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def _grammar(self, body: str) -> str:
-        return "\n".join([f"start: {body.strip()}", _ANY_TEXT, *self._rules])
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +127,3 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     closed: dict[str, Any] = {"type": "object", "properties": {}, **schema}
     closed.setdefault("additionalProperties", False)
     return closed
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -28,22 +28,18 @@ class ReasoningParser(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFamily:
     """How a family writes reasoning: between `opening` and `closing`; `answer` is what the closing
-    is followed by before the answer proper. `is_assumed`: an answer begins with reasoning even
-    where nobody has written the opening. `closing_text` is what a template writes to close it, ""
-    where none does. `markers` are texts that may be special tokens and must
-    not be hidden from the parser."""
+    is followed by, `final` what begins an answer that calls no tools, with reasoning before it or
+    not. `closing_text` closes open reasoning and begins the answer. `is_assumed`: an answer begins
+    with reasoning even where nobody has written the opening. `markers` are texts that may be
+    special tokens and must not be hidden from the parser."""
 
     opening: str = "<think>"
     closing: str = "</think>"
     answer: str = ""
+    final: str = ""
     closing_text: str = "\n</think>\n\n"
     is_assumed: bool = False
     markers: tuple[str, ...] = ("<think>", "</think>")
-
-    @property
-    def answer_begins(self) -> str:
-        """The text behind which the answer proper begins, if there is reasoning."""
-        return self.closing
 
     def start(self, prompt: str) -> Start:
         """What an answer to a prompt, of which the end is enough, begins with."""
@@ -62,11 +58,6 @@ class ReasoningFamily:
 class _Harmony(ReasoningFamily):
     """gpt-oss: the channel analysis."""
 
-    @property
-    def answer_begins(self) -> str:
-        """The header of the channel final, which an answer without reasoning has, too."""
-        return "final<|message|>"
-
     def parser(self, prompt: str) -> ReasoningParser:
         """A parser for the answer to a prompt."""
         return HarmonyParser()
@@ -81,7 +72,8 @@ reasoning_families = {
         opening="<|channel|>analysis<|message|>",
         closing="<|end|>",
         answer="<|start|>assistant",
-        closing_text="",
+        final="<|channel|>final<|message|>",
+        closing_text="<|end|><|start|>assistant<|channel|>final<|message|>",
         markers=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
     ),
 }

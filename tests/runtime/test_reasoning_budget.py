@@ -1,0 +1,215 @@
+"""Reasoning that has used up its budget is closed in its place: by masks of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+
+from radix_runtime.config import ServerArgs
+from radix_runtime.constraint import Constraint, ReasoningBudget
+from radix_runtime.errors import RequestError
+from radix_runtime.grammar.reasoning_budget import BudgetKeeper
+from radix_runtime.grammar.service import Grammars
+from radix_runtime.grammar.source import grammar_source
+from radix_runtime.hub import DEMO_MODEL_DIR
+from radix_runtime.text.answer_grammar import AnswerGrammar
+from radix_runtime.text.reasoning import reasoning_families
+from tests.runtime.mask_rig import PATIENCE, TOKENIZER, VOCABULARY, MaskRig, ids_of
+
+EVERYTHING = np.full(VOCABULARY.mask_words, 0xFFFFFFFF, np.uint32)
+THOUGHT = {
+    "deepseek-r1": "one two three four five six",
+    "qwen3": "<think>\none two three four five six",
+    "glm45": "\n<think>one two three four five six",
+    "minimax": "<think>\none two three four ürfünf",
+    "gpt-oss": "<|channel|>analysis<|message|>one two three four five six",
+}
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def budget_of(family: str, tokens: int, prompt: str = "<|assistant|>") -> ReasoningBudget:
+    closing = ids(reasoning_families[family].closing_text)
+    return ReasoningBudget(tokens=tokens, family=family, prompt_end=prompt, closing=closing)
+
+
+def forced(keeper: BudgetKeeper, mask: np.ndarray = EVERYTHING) -> int | None:
+    """The token that is left of a mask, None if it is left as it was."""
+    row = mask.copy()
+    keeper.force(row)
+    if np.array_equal(row, mask):
+        return None
+    (token,) = ids_of(row)
+    return token
+
+
+@pytest.mark.parametrize("family", list(reasoning_families))
+def test_open_reasoning_is_closed_at_the_budget(family: str) -> None:
+    thought = ids(THOUGHT[family])
+    keeper = BudgetKeeper(budget_of(family, len(thought)), VOCABULARY)
+    for token in thought:
+        assert forced(keeper) is None
+        keeper.accept([token])
+    closing = ids(reasoning_families[family].closing_text)
+    for token in closing:
+        assert forced(keeper) == token == forced(keeper)
+        keeper.accept([token])
+    for token in ids("The answer, of any length."):
+        assert forced(keeper) is None
+        keeper.accept([token])
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "text"),
+    [
+        ("qwen3", "", "An answer without reasoning"),
+        ("qwen3", "", "<think>\na\n</think>\n\nAn answer behind it"),
+        ("deepseek-r1", "<think>\n", "a</think>An answer behind it"),
+        ("deepseek-r1", "<think></think>", "The prompt has closed it"),
+        ("gpt-oss", "", "<|channel|>final<|message|>An answer without reasoning"),
+    ],
+)
+def test_what_is_no_reasoning_has_no_budget(family: str, prompt: str, text: str) -> None:
+    keeper = BudgetKeeper(budget_of(family, 5 + len(ids("<think>\na</think>")), prompt), VOCABULARY)
+    for token in ids(text):
+        assert forced(keeper) is None
+        keeper.accept([token])
+
+
+def test_reasoning_that_begins_behind_the_budget_is_closed_at_once() -> None:
+    keeper = BudgetKeeper(budget_of("qwen3", 1), VOCABULARY)
+    opening = ids("<think>")
+    assert len(opening) > 1
+    for token in opening:
+        assert forced(keeper) is None
+        keeper.accept([token])
+    keeper.accept(ids("x"))
+    assert forced(keeper) == ids("\n</think>\n\n")[0]
+
+
+def test_special_tokens_that_nobody_sees_are_no_reasoning() -> None:
+    """<|im_end|>, which the text of an answer does not have, does not hide the opening."""
+    (end,) = ids("<|im_end|>")
+    assert end in VOCABULARY.special_ids
+    keeper = BudgetKeeper(budget_of("qwen3", 3), VOCABULARY)
+    keeper.accept([end, *ids("<think>\na")])
+    assert forced(keeper) is not None
+
+
+def test_the_grammar_has_the_last_word() -> None:
+    """A closing that it does not let is left where it stops."""
+    closing = ids("\n</think>\n\n")
+    mask = EVERYTHING.copy()
+    mask[closing[1] // 32] &= ~np.uint32(1 << closing[1] % 32)
+    keeper = BudgetKeeper(budget_of("deepseek-r1", 1), VOCABULARY)
+    keeper.accept(ids("a"))
+    assert forced(keeper, mask) == closing[0]
+    keeper.accept(closing[:1])
+    assert forced(keeper, mask) is None
+
+
+# The process of masks ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig() -> Iterator[MaskRig]:
+    made = MaskRig()
+    yield made
+    made.masker.close()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_masks_of_an_answer_with_a_budget(rig: MaskRig, is_killed: bool) -> None:
+    """Any tokens, the closing, any tokens; also of a process that was replaced on the way."""
+    constraint = Constraint("any", budget=budget_of("deepseek-r1", 4))
+    rig.masker.open(1, constraint, stop_ids=[2], min_tokens=0).result(PATIENCE)
+    closing = ids("\n</think>\n\n")
+    tokens = [*ids("one two three four")[:4], *closing, *ids("The answer")]
+    new: list[int] = []
+    for place, token in enumerate(tokens):
+        (mask,) = rig.allowed(a1=new)
+        is_forced = 4 <= place < 4 + len(closing)
+        assert mask == {token} if is_forced else len(mask) > 1000, place
+        if is_killed and place in (2, 5):
+            rig.kill()
+        new = [token]
+    assert not rig.failures
+
+
+def test_a_grammar_behind_the_reasoning_goes_on_behind_its_budget(rig: MaskRig) -> None:
+    family = reasoning_families["deepseek-r1"]
+    before = AnswerGrammar(family.markers, special_id=lambda text: None).behind(family, "reasoning")
+    budget = budget_of("deepseek-r1", 6)
+    constraint = Constraint("regex", "yes|no", before=before, budget=budget)
+    rig.masker.open(1, constraint, stop_ids=[2], min_tokens=0).result(PATIENCE)
+    dice = np.random.default_rng(0)
+    answer: list[int] = []
+    while not answer or answer[-1] != 2:
+        (mask,) = rig.allowed(a1=answer[-1:])
+        answer.append(int(dice.choice(sorted(mask))))
+        assert len(answer) < 60
+    thought = answer[: -1 - len(ids("\n</think>\n\nyes"))]
+    assert len(thought) <= 6
+    text = TOKENIZER.decode(answer, skip_special_tokens=True)
+    assert text.endswith(("\n</think>\n\nyes", "\n</think>\n\nno"))
+
+
+def test_a_server_without_grammars_closes_no_reasoning() -> None:
+    grammars = Grammars(ServerArgs(grammar_backend="none"), TOKENIZER, vocab_size=1536, eos_ids=[2])
+    with pytest.raises(RequestError, match="--grammar-backend none"):
+        grammars.check(Constraint("any", budget=budget_of("qwen3", 1)))
+
+
+# What comes before a grammar --------------------------------------------------------------------
+
+
+def special(family: str) -> tokenizers.Tokenizer:
+    """The demo model's tokenizer, with the family's markers as special tokens."""
+    found = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
+    found.add_special_tokens(list(reasoning_families[family].markers))
+    return found
+
+
+@pytest.mark.parametrize("has_special", [False, True])
+@pytest.mark.parametrize(
+    ("family", "start", "good", "bad"),
+    [
+        ("qwen3", "optional", ["7", "<think>\na {\n</think>\n\n7", "<think></think>7"],
+         ["a7", "<think>a", "<think>a</think>b"]),
+        ("qwen3", "reasoning", ["\n</think>\n\n7", "a 7 b</think>7"], ["7", "a</think>b"]),
+        (
+            "gpt-oss", "optional",
+            ["<|channel|>final<|message|>7",
+             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>7"],
+            ["7", "<|channel|>final<|message|>a",
+             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_comes_before_a_grammar(
+    family: str, start: str, good: list[str], bad: list[str], has_special: bool
+) -> None:
+    """Reasoning or none, and then the grammar, whether markers are tokens or texts."""
+    if has_special:
+        tokenizer = special(family)
+    else:
+        tokenizer = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
+    added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    markers = reasoning_families[family].markers
+    writer = AnswerGrammar(markers, special_id=added.get)
+    before = writer.behind(reasoning_families[family], start)  # type: ignore[arg-type]
+    constraint = Constraint("json_schema", '{"type": "integer"}', before=before)
+    grammar = grammar_source(constraint, set(added)).text
+    guide = LLTokenizer(tokenizer.to_str())
+    for text in [*good, *bad]:
+        matcher = LLMatcher(guide, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        follows = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert follows == (text in good), text
