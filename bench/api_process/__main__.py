@@ -3,16 +3,18 @@
     python -m bench.api_process                         # chat completions, 256 streams
     python -m bench.api_process --against ../before     # beside another checkout, in turns
     python -m bench.api_process --routes chat completions generate --json out.json
+    python -m bench.api_process --api-processes 1 2     # as many of them behind the port
 
 Supervisor, API process and detokenizer are those of `radix serve`. In place of the scheduler a
 process gives every stream one token of English text at each tick. A client that only counts events
 reads the streams. When all of them run, CPU time of the API process is taken over some hundred
 ticks, all of its threads included:
 
-    process     microseconds of all threads a token
+    process     microseconds of all threads of all API processes a token
     loop        of these the event loop's thread
     kernel      of all threads, in system calls: sending is most of it
     events      a token; below 1 the API process, or the machine, could not keep up: raise --tick-ms
+    busiest     the share of the CPU time that the busiest of the API processes has taken
     write only  the loop's thread where it writes the same events ready-made and does nothing else:
                 what the kernel takes for one send a token
 
@@ -45,6 +47,7 @@ Figures = dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.api_process", description=__doc__)
     parser.add_argument("--routes", nargs="+", choices=sorted(PATHS), default=["chat"])
+    parser.add_argument("--api-processes", type=int, nargs="+", default=[1])
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--ticks", type=int, default=200, help="that are measured")
     parser.add_argument("--tick-ms", type=float, default=50.0)
@@ -53,18 +56,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go too")
     args = parser.parse_args()
     checkouts = [ROOT] if args.against is None else [ROOT, args.against.resolve()]
-    found = {route: _measure(route, args, checkouts) for route in args.routes}
+    found = {}
+    for route in args.routes:
+        for count in args.api_processes:
+            name = route if args.api_processes == [1] else f"{route}, {count}"
+            found[name] = _measure(route, args, checkouts, count)
     print("\n".join(_table(found)))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _measure(route: str, args: argparse.Namespace, checkouts: list[Path]) -> list[Figures]:
+def _measure(
+    route: str, args: argparse.Namespace, checkouts: list[Path], processes: int
+) -> list[Figures]:
     """The medians of each checkout."""
     runs: list[list[Figures]] = [[] for _ in checkouts]
     for _ in range(args.rounds):
         for checkout, found in zip(checkouts, runs, strict=True):
-            found.append(_run(route, args, checkout))
+            found.append(_run(route, args, checkout=checkout, processes=processes))
     medians = []
     for found in runs:
         medians.append({name: statistics.median(run[name] for run in found) for name in found[0]})
@@ -72,13 +81,14 @@ def _measure(route: str, args: argparse.Namespace, checkouts: list[Path]) -> lis
     return medians
 
 
-def _run(route: str, args: argparse.Namespace, checkout: Path) -> Figures:
+def _run(route: str, args: argparse.Namespace, *, checkout: Path, processes: int) -> Figures:
     """One server of a checkout and one client."""
     paths = [checkout / "runtime", checkout / "kernel" / "python", ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     with tempfile.TemporaryDirectory() as folder:
         work = {
             "streams": args.streams,
+            "processes": processes,
             "ticks": args.ticks,
             "seconds": args.tick_ms / 1e3,
             "file": str(Path(folder) / "figures.json"),
@@ -93,16 +103,18 @@ def _run(route: str, args: argparse.Namespace, checkout: Path) -> Figures:
             port = int(server.stdout.readline())
             client = Client(route, streams=args.streams, tokens=_tokens(work))
             events, piece = uvloop.run(client.run(port))
-            cpu = json.loads(Path(work["file"]).read_text())
+            each = json.loads(Path(work["file"]).read_text())
         finally:
             server.terminate()
             server.wait()
     tokens = args.streams * args.ticks
+    cpu = {name: sum(one[name] for one in each) for name in each[0]}
     return {
         "process": 1e6 * cpu["process"] / tokens,
         "loop": 1e6 * cpu["loop"] / tokens,
         "kernel": 1e6 * cpu["kernel"] / tokens,
         "events": events / (args.streams * _tokens(work)),
+        "busiest": max(one["process"] for one in each) / cpu["process"],
         "write only": 1e6
         * uvloop.run(write_only(piece, args.streams, args.ticks, args.tick_ms / 1e3)),
     }

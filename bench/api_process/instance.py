@@ -26,19 +26,24 @@ def main() -> None:
     """An instance with `serve` below in place of the scheduler; prints its port."""
     from radix_runtime.config import ServerArgs
     from radix_runtime.hub import DEMO_MODEL_DIR
-    from radix_runtime.processes.roles import ROLES, SCHEDULER
+    from radix_runtime.processes import roles as roles_module
     from radix_runtime.processes.supervisor import Supervisor
     from radix_runtime.server.listener import bind_port
 
+    work = json.loads(os.environ[WORK])
     args = ServerArgs(
         model_path=str(DEMO_MODEL_DIR),
         port=0,
-        max_running_requests=json.loads(os.environ[WORK])["streams"],
+        max_running_requests=work["streams"],
+        **_several(work["processes"]),
     )
     args.validate()
+    served: Any = roles_module.ROLES
+    if work["processes"] > 1:
+        served = roles_module.serving_roles(work["processes"])
     roles = []
-    for role in ROLES:
-        if role.name == SCHEDULER:
+    for role in served:
+        if role.name == roles_module.SCHEDULER:
             role = type(role)(
                 name=role.name,
                 module="bench.api_process.instance",
@@ -54,6 +59,11 @@ def main() -> None:
     listener_port = listener.getsockname()[1]
     with listener:
         sys.exit(Supervisor(args, listener, on_serving=announce, roles=roles).run())
+
+
+def _several(processes: int) -> dict[str, Any]:
+    """The setting of so many API processes; none for one, which older checkouts have too."""
+    return {} if processes == 1 else {"api_processes": processes}
 
 
 def serve(child: Any) -> None:
@@ -96,7 +106,7 @@ class Clock:
         self._made = 0
         self._due = 0.0
         self._run = 0  # ticks so far
-        self._before: Figures = {}
+        self._before: list[Figures] = []
 
     def patience(self) -> float:
         """Seconds until the next tick."""
@@ -128,6 +138,7 @@ class Clock:
             stream=None if is_alone else self._made,
             sampling=request.sampling,
             input_ids=request.input_ids[-4 * m.CONTEXT_TOKENS :],
+            **_origin(request),
         )
         self._outbox.send(m.TokenBatch([first]))
         if not is_alone:
@@ -173,20 +184,30 @@ class Clock:
         """Takes the CPU time at both ends of what is measured."""
         self._run += 1
         if self._run == WARM_TICKS:
-            self._before = cpu_seconds(_api_process())
+            self._before = _all_api_processes()
         elif self._run == WARM_TICKS + self._ticks:
-            after = cpu_seconds(_api_process())
-            spent = {name: after[name] - self._before[name] for name in after}
+            after = _all_api_processes()
+            spent = [
+                {name: now[name] - then[name] for name in now}
+                for now, then in zip(after, self._before, strict=True)
+            ]
             self._file.write_text(json.dumps(spent))
 
 
-def _api_process() -> int:
-    """The API process among the children of our parent."""
+def _origin(request: Any) -> dict[str, Any]:
+    """Which API process has sent a request; older checkouts have but one."""
+    number = getattr(request, "api", 0)
+    return {"api": number} if number else {}
+
+
+def _all_api_processes() -> list[Figures]:
+    """CPU time of each API process among the children of our parent."""
     parent = os.getppid()
+    found = []
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         if b"radix: api" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    raise SystemExit("there is no API process")
+            found.append(cpu_seconds(int(child)))
+    return found
 
 
 def cpu_seconds(pid: int) -> Figures:

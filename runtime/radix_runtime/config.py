@@ -157,6 +157,9 @@ class ServerArgs:
     )
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
     disable_cuda_graph: bool = _engine(False, "queue every kernel of a step by itself")
+    disable_persistent_decoder: bool = _engine(
+        False, "GPU: decode steps of few rows, too, run layer by layer instead of in one kernel"
+    )
     cuda_graph_max_bs: int | None = _engine(
         None,
         "largest decode batch captured in a CUDA graph; default: --max-running-requests",
@@ -248,6 +251,14 @@ class ServerArgs:
     # Server
     host: str = _server("127.0.0.1", "address to bind")
     port: int = _server(DEFAULT_PORT, "port to bind; 0 takes a free one", minimum=0)
+    api_processes: int = _server(
+        1,
+        "processes that take requests on the port; more than one where many stream",
+        "--api-server-count",
+        "-asc",
+        "--tokenizer-worker-num",
+        minimum=1,
+    )
     health_port: int | None = _server(
         None, "port of /health, /ready and /metrics that no load stalls", minimum=0
     )

@@ -3,10 +3,8 @@
 # `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ,
 # by the routes of processes/roles.py. Token ids travel packed, raw little-endian int32 (`pack_ids`)
 
-import threading
-from collections import deque
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -87,7 +85,8 @@ class Generate(_Message):
     `input_ids` is packed. `logprob_start` is the first prompt position whose logprob is wanted; -1:
     no prompt logprobs. `top_logprobs` counts alternatives beside the chosen token. Requests share
     cached prefixes only under the same `extra_key`. `deadline` is on time.monotonic(). `call`: what
-    it is a part of, sent one after the other; None: its own. `constraint` has been compiled."""
+    it is a part of, sent one after the other; None: its own. `constraint` has been compiled. `api`
+    is the number of the API process that sends it, which gets what comes of it."""
 
     rid: str
     input_ids: bytes
@@ -100,6 +99,7 @@ class Generate(_Message):
     deadline: float | None = None
     call: Call | None = None
     constraint: Constraint | None = None
+    api: int = 0
 
 
 class Abort(_Message):
@@ -111,11 +111,13 @@ class Abort(_Message):
 
 class Control(_Message):
     """Asks the scheduler for an operation by name; answered by a ControlReply with the same id.
-    `body` is the argument of the operation in msgpack: see `pack_body`."""
+    `body` is the argument of the operation in msgpack: see `pack_body`. `api`: who asks, as in
+    Generate."""
 
     id: int
     op: str
     body: msgspec.Raw = _NIL
+    api: int = 0
 
 
 class ControlError(msgspec.Struct, forbid_unknown_fields=True):
@@ -127,11 +129,13 @@ class ControlError(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ControlReply(_Message):
-    """The answer to Control: `body` is the result in msgpack, unless there is an `error`."""
+    """The answer to Control, for the process `api` that has asked: `body` is the result in msgpack,
+    unless there is an `error`."""
 
     id: int
     body: msgspec.Raw = _NIL
     error: ControlError | None = None
+    api: int = 0
 
     def result(self, kind: type[Result]) -> Result:
         """The result, which is of this type. Raises RequestError if the operation was not done,
@@ -143,8 +147,26 @@ class ControlReply(_Message):
         return unpack_body(self.body, kind)
 
 
+class SiblingCall(_Message):
+    """From one API process of a server to another: does `op` there, as Control does it in the
+    scheduler. Answered by a SiblingReply to `api`."""
+
+    id: int
+    op: str
+    body: msgspec.Raw
+    api: int
+
+
+class SiblingReply(_Message):
+    """The answer to a SiblingCall: `body` is the result in msgpack."""
+
+    id: int
+    body: msgspec.Raw
+
+
 class RequestFailed(_Message):
-    """The whole request (all choices) ends with an error; nothing follows for this rid."""
+    """The whole request (all choices) of process `api` ends with an error; nothing follows for this
+    rid."""
 
     rid: str
     status: int
@@ -152,6 +174,7 @@ class RequestFailed(_Message):
     message: str
     param: str | None = None
     retry_after: int | None = None
+    api: int = 0
 
     def to_error(self) -> RequestError:
         """The error as the client gets it."""
@@ -164,8 +187,8 @@ class RequestFailed(_Message):
         )
 
     @classmethod
-    def of(cls, rid: str, error: RequestError) -> "RequestFailed":
-        """The message that ends request `rid` with `error`."""
+    def of(cls, rid: str, error: RequestError, api: int = 0) -> "RequestFailed":
+        """The message that ends request `rid` of API process `api` with `error`."""
         return cls(
             rid=rid,
             status=error.status,
@@ -173,6 +196,7 @@ class RequestFailed(_Message):
             message=error.message,
             param=error.param,
             retry_after=error.retry_after,
+            api=api,
         )
 
 
@@ -241,10 +265,11 @@ class _Delta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class TokenDelta(_Delta):
-    """The first delta of a choice also has the number by which `StreamTokens` know it, `sampling`
-    and the prompt's last CONTEXT_TOKENS `input_ids`."""
+    """The first delta of a choice also has the number by which `StreamTokens` know it, that of the
+    API process, `sampling` and the prompt's last CONTEXT_TOKENS `input_ids`."""
 
     stream: int | None = None
+    api: int = 0
     sampling: SamplingParams | None = None
     input_ids: bytes | None = None
 
@@ -341,6 +366,8 @@ Message = (
     | Abort
     | Control
     | ControlReply
+    | SiblingCall
+    | SiblingReply
     | RequestFailed
     | TokenBatch
     | TextStop
@@ -352,49 +379,3 @@ MESSAGE_TYPES = frozenset(kind.__name__ for kind in get_args(Message))
 
 # Raises msgspec.DecodeError (or its subclass ValidationError) on anything not a Message.
 decode = msgspec.msgpack.Decoder(Message).decode
-
-
-class Inbox(Protocol):
-    """Where a process receives its messages."""
-
-    def receive(self) -> list[Message]:
-        """All messages that have arrived, in order; never blocks."""
-
-    def wait(self, timeout: float | None) -> bool:
-        """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
-
-    def wake(self) -> None:
-        """Ends a `wait` of another thread."""
-
-
-class Outbox(Protocol):
-    """Where a process sends its messages."""
-
-    def send(self, message: Message) -> None:
-        """Hands it to where its type belongs."""
-
-
-class LocalChannel:
-    """Inbox and Outbox within one process, over a deque. Any thread may send, one receives."""
-
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._arrived = threading.Event()
-
-    def send(self, message: Message) -> None:
-        """Appends a message and wakes the receiver."""
-        self._messages.append(message)
-        self._arrived.set()
-
-    def receive(self) -> list[Message]:
-        """All messages that have arrived, in order; never blocks."""
-        self._arrived.clear()
-        return [self._messages.popleft() for _ in range(len(self._messages))]
-
-    def wait(self, timeout: float | None) -> bool:
-        """Sleeps until a message is there (True) or `timeout` seconds have passed (False)."""
-        return self._arrived.wait(timeout)
-
-    def wake(self) -> None:
-        """Inbox.wake."""
-        self._arrived.set()

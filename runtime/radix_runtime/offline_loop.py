@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from .channel import LocalChannel
 from .config import ServerArgs
 from .engine.executor import LocalExecutor, create_executor
 from .errors import EngineDeadError
 from .grammar.service import Grammars
 from .messages import (
     Abort,
-    LocalChannel,
     Message,
     RequestFailed,
     TextBatch,

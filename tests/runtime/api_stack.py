@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from radix_runtime.channel import LocalChannel
 from radix_runtime.config import ServerArgs
 from radix_runtime.grammar.service import Grammars
 from radix_runtime.hub import DEMO_MODEL_DIR
@@ -24,7 +25,6 @@ from radix_runtime.messages import (
     Control,
     ControlReply,
     Generate,
-    LocalChannel,
     Message,
     RequestFailed,
     TextBatch,
@@ -51,7 +51,8 @@ class _Outbox:
     def __init__(self, routes: dict[type, Callable[[Any], None]]) -> None:
         self._routes = routes
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, instance: int = 0) -> None:
+        assert instance == 0
         self._routes[type(message)](message)
 
 
@@ -130,7 +131,7 @@ class Stack:
             ),
         )
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, instance: int = 0) -> None:
         """The manager's link."""
         self.sent.append(message)
         self._inbox.send(message)

@@ -33,7 +33,7 @@ class RecordingLink:
         self.sent: list[Message] = []
         self.refuse_after: int | None = None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, instance: int = 0) -> None:
         if self.refuse_after is not None and isinstance(message, Generate):
             if self.refuse_after == 0:
                 raise RequestError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from radix_runtime.channel import LocalChannel
 from radix_runtime.config import ServerArgs
 from radix_runtime.memory.page_allocator import PageAllocator
 from radix_runtime.messages import (
@@ -17,7 +18,6 @@ from radix_runtime.messages import (
     ControlReply,
     FinishReason,
     Generate,
-    LocalChannel,
     Logprobs,
     RequestFailed,
     TextStop,

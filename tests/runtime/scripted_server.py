@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+from radix_runtime.channel import LocalChannel
 from radix_runtime.config import ServerArgs
 from radix_runtime.grammar.service import Grammars
 from radix_runtime.hub import DEMO_MODEL_DIR
@@ -18,7 +19,6 @@ from radix_runtime.messages import (
     Abort,
     FinishReason,
     Generate,
-    LocalChannel,
     Message,
     TextBatch,
     TextStop,
@@ -104,7 +104,7 @@ class ScriptedServer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.manager.handle, message)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, instance: int = 0) -> None:
         """The manager's link."""
         if isinstance(message, Abort):
             return
@@ -145,7 +145,7 @@ class _Outbox:
     def __init__(self, to_api: Callable[[Message], None]) -> None:
         self._to_api = to_api
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, instance: int = 0) -> None:
         if not isinstance(message, TextStop):
             assert isinstance(message, TextBatch)
             self._to_api(message)

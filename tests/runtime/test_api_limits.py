@@ -240,6 +240,15 @@ def test_a_body_of_just_the_limit_passes(locked: Stack) -> None:
         assert httpx.post(locked.url + CHAT, content=padded, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("path", ["/abort_request", "/start_profile", "/stop_profile"])
+def test_routes_without_a_text_take_short_bodies(stack: Stack, path: str) -> None:
+    for size, is_taken in ((64 << 10, True), ((64 << 10) + 1, False)):
+        padded = b"{}".ljust(size)
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(stack.url + path, content=padded, headers=headers)
+        assert (answer.status_code != 413) == is_taken, answer.text
+
+
 @pytest.mark.parametrize("length", [b"-5", b"+5", b"1e3", b"99999999999999999999"])
 def test_odd_content_length(locked: Stack, length: bytes) -> None:
     status, _ = raw(locked, post_head(locked, b"content-length: " + length, b"connection: close"))

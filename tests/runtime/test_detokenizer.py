@@ -52,7 +52,7 @@ class Harness:
     def wait(self, timeout: float | None) -> bool:
         return bool(self.queue)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, instance: int = 0) -> None:
         self.sent.append(message)
 
     def feed(self, *messages: Any) -> list[Any]:

@@ -84,7 +84,7 @@ def test_bench_overload() -> None:
         )
         result = bench_overload.measure(flags)
         stack.check_idle()
-    assert result["failed"] == 0 and result["errors"] == []
+    assert result["errors"] == [] and result["failed"] == 0
     assert result["peak"]["served"] > 0 and result["overload"]["served"] > 0
     assert result["overload"]["refused"] > 0
     assert result["goodput_over_peak"] > 0 and result["recovery_s"] < 20

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 
 import httpx
+import pytest
 
 from tests.runtime.server_process import Server
+
+pytestmark = pytest.mark.serial  # CPU time
 
 SECONDS = 4.0
 LIMIT = 0.02  # of a core; about 0.0025 is usual

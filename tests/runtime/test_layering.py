@@ -19,6 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A part is a file or folder of the package. A part may import its own layer and those before it.
 BASE = (
     "cache_spec",
+    "channel",
     "checkpoint",
     "config",
     "config_values",

@@ -65,9 +65,9 @@ def test_no_delta_is_larger_than_a_message_counts_on() -> None:
     rig, sent = Rig(pages=200, context=700), []
     deliver = rig.outbox.send
 
-    def send(message: Message) -> None:
+    def send(message: Message, instance: int = 0) -> None:
         sent.append(encode(message))
-        deliver(message)
+        deliver(message, instance)
 
     rig.outbox.send = send
     stop = [chr(0x10FFFF) * (MAX_STOP_LENGTH - 1) + chr(0x10000 + i) for i in range(32)]
@@ -89,9 +89,9 @@ def test_tokens_of_streams_travel_together_and_before_the_deltas_of_their_step()
     sent: list[TokenBatch] = []
     deliver = rig.outbox.send
 
-    def send(message: Message) -> None:
+    def send(message: Message, instance: int = 0) -> None:
         sent.append(message)
-        deliver(message)
+        deliver(message, instance)
 
     rig.outbox.send = send
     for i in range(6):

@@ -10,9 +10,12 @@ import time
 
 import httpx
 import psutil
+import pytest
 
 from radix_runtime.processes.restarts import MAX_DEATHS
 from tests.runtime.server_process import Server
+
+pytestmark = pytest.mark.serial  # a toy that is silent for three seconds is killed
 
 TOY_SERVER = (sys.executable, "-m", "tests.runtime.toy_roles")
 

@@ -130,21 +130,6 @@ def test_light_processes_load_no_torch(server: Server) -> None:
     }
 
 
-def test_idle_processes_sleep(server: Server) -> None:
-    used: list[float] = []
-    # Three times at most: what the requests before have left to do may come late.
-    while len(used) < 3 and min(used, default=1.0) >= 0.3:
-        before = cpu_seconds(server)
-        time.sleep(3)
-        used.append(cpu_seconds(server) - before)
-    assert min(used) < 0.3, used
-
-
-def cpu_seconds(server: Server) -> float:
-    times = [process.cpu_times() for process in server.family if process.is_running()]
-    return sum(t.user + t.system for t in times)
-
-
 def without_load(text: str) -> list[str]:
     """The lines of a log, but for those about the load, which come every few seconds."""
     return [line for line in text.splitlines() if "scheduler: running" not in line]

@@ -15,10 +15,10 @@ import httpx
 import numpy as np
 import pytest
 
+from radix_runtime.channel import LocalChannel
 from radix_runtime.messages import (
     FinishReason,
     Generate,
-    LocalChannel,
     Logprobs,
     Message,
     TokenBatch,
@@ -52,8 +52,8 @@ class _Stepping(LocalChannel):
         super().__init__()
         self._step = step
 
-    def send(self, message: Message) -> None:
-        super().send(message)
+    def send(self, message: Message, instance: int = 0) -> None:
+        super().send(message, instance)
         self._step()
 
 

@@ -78,6 +78,29 @@ def test_open_requests_of_a_key_are_bounded(shared: Stack) -> None:
     assert post(shared, A, prompt="a", max_tokens=2).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        ("/generate", {"text": "a"}),
+    ],
+)
+def test_every_route_that_generates_is_bounded(
+    shared: Stack, path: str, body: dict[str, object]
+) -> None:
+    thread, running = in_background(lambda: post(shared, A, **LONG, n=3))
+    shared.wait(lambda: len(shared.sent_of(Generate)) == 1)
+    assert post(shared, A, path, **body).status_code == 429
+    httpx.post(f"{shared.url}/drain", headers=ADMIN)
+    assert post(shared, B, path, **body).status_code == 503
+    httpx.post(f"{shared.url}/undrain", headers=ADMIN)
+    thread.join(20)
+    assert running[0].status_code == 200
+
+
 @pytest.mark.parametrize("per_key", [False, True])
 def test_cached_prefixes_of_another_key(keys: str, per_key: bool) -> None:
     with Stack(api_key_file=keys, cache_salt_per_key=per_key) as stack:

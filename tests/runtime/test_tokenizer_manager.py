@@ -199,11 +199,12 @@ def test_abort_by_request_and_by_call() -> None:
         manager, link = build()
         both = submit(manager, [prompt(), prompt()], "call")
         other = submit(manager, [prompt()], "other")
-        assert manager.abort("call-1", Caller()) == 1 and manager.abort("call", Caller()) == 2
-        assert manager.abort("none", Caller()) == 0
+        abort = manager.names.abort
+        assert await abort("call-1", Caller()) == 1 and await abort("call", Caller()) == 2
+        assert await abort("none", Caller()) == 0
         aborted = link.rids(Abort)
         assert aborted[0] == "call-1" and sorted(aborted[1:]) == ["call-0", "call-1"]
-        assert manager.abort_all() == 3 and link.rids(Abort)[-1] == ""
+        assert await manager.abort_all() == 3 and link.rids(Abort)[-1] == ""
         for rid in ("call-0", "call-1", "other"):
             manager.handle(TextBatch([delta(rid, 0, end="abort")]))
         assert [d.finish.type for d in await both.collect() if d.finish] == ["abort"] * 2
@@ -260,7 +261,8 @@ def test_a_name_that_is_used_again_gets_nothing_of_what_was_under_way() -> None:
             manager.handle(TextBatch([delta("job", 0, 1, end="abort", text="of somebody else")]))
             manager.handle(failure("job"))
             manager.close(first)
-            assert manager.abort("job", Caller()) == 1 and link.rids(Abort) == ["job", "r2"]
+            assert await manager.names.abort("job", Caller()) == 1
+            assert link.rids(Abort) == ["job", "r2"]
             manager.handle(TextBatch([delta("r2", 0, 2, end="stop", text="mine")]))
             assert [d.text for d in await second.collect()] == ["mine"]
         assert is_empty(manager)
@@ -338,7 +340,7 @@ def test_counts_balance_whatever_happens(actions: list[str], random: Any) -> Non
                 elif action == "f":
                     manager.handle(failure(rid))
                 else:
-                    manager.abort(rid, Caller())
+                    await manager.names.abort(rid, Caller())
             counts = manager.counts
             done = counts.ok + counts.aborted + counts.failed + counts.refused
             assert counts.accepted == done + len(manager._open)

@@ -14,6 +14,7 @@ from .client import Client
 from .workload import positive
 
 _PROBE_PAUSE = 0.1  # seconds between two /health
+_KEEP_ALIVE = 2.0  # seconds; a server may close what was idle for 5 while a request is on its way
 _VOCAB = 1000  # ids of prompts are below
 _TIMEOUT = 120.0  # seconds for one request
 
@@ -99,7 +100,11 @@ class _Overload:
         async with Client(flags.url, flags.api_key) as client:
             self._model = await client.model()
         headers = {"authorization": f"Bearer {flags.api_key}"} if flags.api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
+        limits = httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=200,
+            keepalive_expiry=_KEEP_ALIVE,
+        )
         async with httpx.AsyncClient(
             base_url=flags.url, headers=headers, timeout=_TIMEOUT, limits=limits
         ) as self._client:

@@ -96,6 +96,8 @@ def _announce(prepared: Prepared, url: str, info: Info) -> None:
     )
     for line in lines:
         log.info("%s", line)
+    if args.api_processes > 1:
+        log.info("%d API processes share the port", args.api_processes)
     if args.skip_tokenizer_init:
         log.info("no tokenizer: token ids only, by /generate with input_ids")
     elif not info["has_chat_template"]:

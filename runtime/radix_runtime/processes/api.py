@@ -12,10 +12,12 @@ import msgspec
 import uvicorn
 import uvloop
 
-from ..errors import EXIT_INTERNAL, RequestError
+from ..errors import EXIT_INTERNAL, ConfigError, RequestError
 from ..grammar.service import Grammars
 from ..model_config import ModelConfig
 from ..server.api import create_app, http_server
+from ..server.auth import counted_keys
+from ..server.shared_numbers import SharedNumbers
 from ..server.tokenizer_manager import TokenizerManager
 from ..text.generation_config import eos_token_ids, sampling_defaults
 from ..text.tokenizer import served_tokenizer
@@ -34,6 +36,7 @@ def serve(child: Child) -> None:
 async def _serve(child: Child) -> None:
     args = child.args
     model_dir = Path(args.model_path or "")
+    numbers = _shared_numbers(child)
     receiver, sender = child.connect()
     link = AsyncLink(receiver, sender)
     model = ModelConfig.from_dir(model_dir, args.json_model_override_args)
@@ -51,14 +54,14 @@ async def _serve(child: Child) -> None:
         link=link,
         defaults=sampling_defaults(args, model_dir),
         grammars=grammars,
+        numbers=numbers,
     )
     with contextlib.suppress(RequestError):  # answers cannot be constrained
         grammars.start_compilers()
     manager.health = child.heartbeats.stale
-    manager.drain.on_change = lambda ready: child.report("admitting" if ready else "draining")
     manager.text.start()
     app = create_app(manager)
-    server = http_server(app, args.max_connections)
+    server = http_server(app, args.max_connections, numbers)
     # The supervisor decides when to stop.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     assert child.launch.listen_fd is not None
@@ -79,6 +82,20 @@ async def _serve(child: Child) -> None:
     grammars.close()
     for task in ended:
         task.result()
+
+
+def _shared_numbers(child: Child) -> SharedNumbers:
+    """What this process shares with others of its role. Raises ConfigError if they started with
+    other keys."""
+    launch = child.launch
+    if launch.keys != counted_keys(child.args):
+        raise ConfigError("a key file has changed while the server started")
+    return SharedNumbers(
+        child.role.instances,
+        int(child.process.rpartition("/")[2]),
+        keys=launch.keys,
+        descriptor=launch.numbers_fd,
+    )
 
 
 async def _beat(child: Child) -> None:

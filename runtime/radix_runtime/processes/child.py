@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 
 class Launch(msgspec.Struct):
     """All that a child is told: its id, the roles of the instance, and the `generations` of the
-    processes that were started again. Descriptors are inherited under the same numbers."""
+    processes that were started again. Descriptors are inherited under the same numbers; who serves
+    HTTP gets the listening socket, and the numbers that it shares with others of its role, of which
+    there are columns for `keys`."""
 
     process: str
     roles: list[Role]
@@ -51,13 +53,14 @@ class Launch(msgspec.Struct):
     generations: dict[str, int] = {}
     status_fd: int = -1
     listen_fd: int | None = None
+    numbers_fd: int | None = None
+    keys: list[str] = []
 
     @property
     def descriptors(self) -> list[int]:
         """Those that the child inherits."""
         given = [self.status_fd, self.heartbeat_fd]
-        if self.listen_fd is not None:
-            given.append(self.listen_fd)
+        given += [each for each in (self.listen_fd, self.numbers_fd) if each is not None]
         return given
 
 
@@ -76,8 +79,8 @@ class Child:
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        """Tells the supervisor `ready` (with `info` for the API), `serving`, `draining`,
-        `admitting` and `drained` (the API only), `config` (the operator's mistake) or `fatal`."""
+        """Tells the supervisor `ready` (with `info` for the API), `serving` and `drained` (the API
+        only), `config` (the operator's mistake) or `fatal`."""
         message = " ".join(str(error).split())[:_MAX_REPORT]
         line = msgspec.json.encode((event, message, info or {})) + b"\n"
         with contextlib.suppress(OSError):  # the supervisor does not listen any more

@@ -40,6 +40,7 @@ class ChildProcess:
         self.exit_descriptor = os.pidfd_open(self.pid)
         self.running = True
         self.ready = False
+        self.serving = False
         self.reason = ""
         self.unread = b""
         self._is_asked = False

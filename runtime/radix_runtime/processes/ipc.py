@@ -339,9 +339,9 @@ class AsyncLink:
         self._sender = sender
         self._unsent: deque[Message] = deque()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, instance: int = 0) -> None:
         """Raises RequestError 503 when the link is full; an Abort is kept and sent later."""
-        if not self._unsent and self._sender.try_send(message):
+        if not self._unsent and self._sender.try_send(message, instance):
             return
         if not isinstance(message, m.Abort):
             raise RequestError(

@@ -19,7 +19,7 @@ class Role(msgspec.Struct, frozen=True):
     """A kind of process. `module` has `serve(child: Child)`, which is its work; `sends` says which
     role gets its messages, by the name of their type.
 
-    `serves_http`: it gets the listening socket and the supervisor's commands; exactly one process
+    `serves_http`: it gets the listening socket and the supervisor's commands; exactly one role
     does. `restartable`: it is restarted when it dies while the instance serves, and its peers are
     notified; the exit of any other process ends the instance."""
 
@@ -50,6 +50,18 @@ ROLES = (
         serves_http=True,
     ),
 )
+
+
+def serving_roles(api_processes: int = 1) -> tuple[Role, ...]:
+    """The roles of an instance with so many API processes; several of them talk to each other."""
+    if api_processes == 1:
+        return ROLES
+    return tuple(_several(role, api_processes) if role.name == API else role for role in ROLES)
+
+
+def _several(api: Role, count: int) -> Role:
+    sends = {**api.sends, "SiblingCall": API, "SiblingReply": API}
+    return msgspec.structs.replace(api, instances=count, sends=sends)
 
 
 def process_id(role: str, instance: int = 0) -> str:

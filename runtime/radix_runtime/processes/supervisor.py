@@ -22,7 +22,9 @@ import msgspec
 
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_HANG, EXIT_INTERNAL, ConfigError
+from ..server.auth import counted_keys
 from ..server.listener import url_of
+from ..server.shared_numbers import SharedNumbers, create_memory
 from ..spawn import DUMP_SIGNAL
 from .child import Info, Launch, on_signals
 from .child_process import ChildProcess
@@ -31,7 +33,7 @@ from .heartbeat import Heartbeats
 from .ipc import TOKEN_BYTES, LinkError, Node
 from .private_directory import private_directory
 from .restarts import DEATH_WINDOW, MAX_DEATHS, Restarts
-from .roles import ROLES, SUPERVISOR, Role, Topology, process_id
+from .roles import SUPERVISOR, Role, Topology, process_id, serving_roles
 from .stopped import is_stopped
 
 _OTHER_FILES = 256  # open files of a process beside connections
@@ -53,8 +55,10 @@ class Supervisor:
         args: ServerArgs,
         listener: socket.socket,
         on_serving: Callable[[str, Info], None],
-        roles: Sequence[Role] = ROLES,
+        roles: Sequence[Role] | None = None,
     ) -> None:
+        """`roles` None: those that `args` ask for."""
+        roles = serving_roles(args.api_processes) if roles is None else roles
         self._args = args
         self._on_serving = on_serving
         self._listener = listener
@@ -62,12 +66,16 @@ class Supervisor:
         self._roles = list(roles)
         self._topology = Topology(roles)
         self._heartbeats = Heartbeats(self._topology.everybody())
+        self._http = [name for name in self._topology.processes if self._serves_http(name)]
+        self._keys = counted_keys(args)
+        self._numbers_fd = create_memory(len(self._http), self._keys)
+        self._numbers = SharedNumbers(len(self._http), keys=self._keys, descriptor=self._numbers_fd)
         self._selector = selectors.DefaultSelector()  # the data of an entry is what to call
         self._children: dict[str, ChildProcess] = {}
         self._info: Info = {}
         self._serving = False
         self._signals: list[int] = []
-        self._is_drained = False  # by /drain
+        self._drained: set[str] = set()  # the processes that have no open request any more
         self._drain_end: float | None = None  # when what is still open is ended
         self._verdict: tuple[int, str] | None = None  # exit code and reason, once decided
         self._node: Node
@@ -121,10 +129,14 @@ class Supervisor:
     def _why_not_ready(self) -> str | None:
         if not self._serving or self._verdict is not None:
             return "not serving"
-        return "draining" if self._is_drained or self._drain_end is not None else None
+        drains = self._numbers.drained_from or self._drain_end is not None
+        return "draining" if drains else None
+
+    def _serves_http(self, process: str) -> bool:
+        return self._topology.role(process).serves_http
 
     def _start(self, process: str) -> None:
-        serves_http = self._topology.role(process).serves_http
+        serves_http = self._serves_http(process)
         launch = Launch(
             process=process,
             roles=self._roles,
@@ -135,6 +147,8 @@ class Supervisor:
             heartbeat_fd=self._heartbeats.descriptor,
             generations=dict(self._node.generations),
             listen_fd=self._listener.fileno() if serves_http else None,
+            numbers_fd=self._numbers_fd if serves_http else None,
+            keys=self._keys,
         )
         child = ChildProcess(launch, self._topology.label(process))
         self._children[process] = child
@@ -142,10 +156,9 @@ class Supervisor:
         self._on_readable(child.exit_descriptor, lambda: self._child_exited(child))
 
     def _tell_http(self, command: bytes) -> None:
-        """Sends a command to the process that serves HTTP."""
-        for process, child in self._children.items():
-            if self._topology.role(process).serves_http:
-                child.write(command)
+        """Sends a command to the processes that serve HTTP."""
+        for process in self._http:
+            self._children[process].write(command)
 
     def _on_readable(self, descriptor: int, handler: Callable[[], object]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
@@ -215,13 +228,12 @@ class Supervisor:
             if event == "ready":
                 self._child_ready(child, info)
             elif event == "serving":
-                self._serving = True
-                self._on_serving(self._url, self._info)
-                log.info("ready: %s", self._url)
-            elif event in ("draining", "admitting"):
-                self._is_drained = event == "draining"
+                child.serving = True
+                self._child_serves()
             elif event == "drained":
-                self._decide(EXIT_CLEAN, "shutting down: no request is open")
+                self._drained.add(child.process)
+                if self._drained.issuperset(self._http):
+                    self._decide(EXIT_CLEAN, "shutting down: no request is open")
             elif event == "config" and not self._serving:
                 raise ConfigError(message)
             else:
@@ -237,6 +249,13 @@ class Supervisor:
         self._info |= info
         if all(child.ready for child in self._children.values()):
             self._tell_http(b"ready " + msgspec.json.encode(self._info))
+
+    def _child_serves(self) -> None:
+        """The instance serves when all processes that take requests do."""
+        if all(self._children[process].serving for process in self._http):
+            self._serving = True
+            self._on_serving(self._url, self._info)
+            log.info("ready: %s", self._url)
 
     def _child_exited(self, child: ChildProcess) -> None:
         self._selector.unregister(child.exit_descriptor)
@@ -310,14 +329,14 @@ class Supervisor:
         return code
 
     def _grace(self, child: ChildProcess, code: int) -> float:
-        is_heard = self._topology.role(child.process).serves_http
+        is_heard = self._serves_http(child.process)
         return _GRACE if is_heard or code == EXIT_CLEAN else _ENGINE_GRACE
 
     def _ask_to_end(self, running: list[ChildProcess], *, one_by_one: bool) -> None:
         """Asks processes to end. One by one: those that were started last first, so that who sends
         ends before who receives; after a death nothing is worth waiting for."""
         for child in reversed(running):
-            if not self._topology.role(child.process).serves_http:
+            if not self._serves_http(child.process):
                 child.ask_to_end()
                 if one_by_one:
                     return

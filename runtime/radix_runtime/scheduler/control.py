@@ -47,7 +47,7 @@ class Operations:
         if isinstance(result, Future):
             self._open.append((message, result))
             return None
-        return ControlReply(message.id, body=pack_body(result))
+        return ControlReply(message.id, body=pack_body(result), api=message.api)
 
     def late_replies(self) -> list[ControlReply]:
         """The replies of operations that have ended since, in the order in which they began."""
@@ -55,7 +55,8 @@ class Operations:
         while self._open and self._open[0][1].done():
             message, future = self._open.popleft()
             try:
-                replies.append(ControlReply(message.id, body=pack_body(future.result())))
+                body = pack_body(future.result())
+                replies.append(ControlReply(message.id, body=body, api=message.api))
             except _REFUSALS as error:
                 replies.append(_failure(message, error))
         return replies
@@ -73,4 +74,4 @@ def _failure(message: Control, error: Exception) -> ControlReply:
         case _:
             text = f"{message.op}: {error}"
             told = ControlError(status=400, code="invalid_value", message=text)
-    return ControlReply(message.id, error=told)
+    return ControlReply(message.id, error=told, api=message.api)

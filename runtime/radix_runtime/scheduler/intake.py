@@ -71,7 +71,7 @@ class Intake:
         if args.random_seed is not None:
             self._random = random.Random(args.random_seed)
         self._arrivals = itertools.count()
-        self._taken_call = ""  # the call that was let in last
+        self._taken_calls: dict[int, str] = {}  # what was let in last, by API process
         # Heap of (deadline, rid); an entry may outlive its request.
         self._deadlines: list[tuple[float, str]] = []
 
@@ -93,10 +93,10 @@ class Intake:
                 raise refusal("invalid_value", "the request id is in use", "rid")
             requests = self._requests(message)
             call, num_choices = message.call or (message.rid, len(requests))
-            self._check_queue(call, num_choices)
+            self._check_queue(call, num_choices, message.api)
         except RequestError as error:
             self._counters.num_refused_requests_total += 1
-            self._output.fail(message.rid, error)
+            self._output.fail(message, error)
             return
         self._live.add(requests)
         if message.deadline is not None:
@@ -154,10 +154,10 @@ class Intake:
             )
             raise refusal("invalid_value", text, "logprob_start")
 
-    def _check_queue(self, call: str, num_choices: int) -> None:
+    def _check_queue(self, call: str, num_choices: int, api: int) -> None:
         """A call is let in as a whole: where it fits, or has the queue for itself. Raises
         RequestError. A server has refused most before (server/admission.py)."""
-        if self.queue_limit is None or call == self._taken_call:
+        if self.queue_limit is None or call == self._taken_calls.get(api):
             return
         most = self.queue_limit + self.max_running
         if num_choices > most:
@@ -173,7 +173,7 @@ class Intake:
                 message=f"{queued} requests are waiting, the limit is {self.queue_limit}",
                 retry_after=min(30, 1 + int(seconds)),
             )
-        self._taken_call = call
+        self._taken_calls[api] = call
 
     def release(self) -> bool:
         """Queues the held requests whose future is done; a future that failed fails its request.

@@ -99,7 +99,7 @@ class LiveRequests(Mapping[str, Sequence[Request]]):
     def fail(self, rid: str, error: RequestError) -> None:
         """The whole request ends with an error. Only the detokenizer gets a last delta of the
         choices that had started, so that it forgets them."""
-        self._output.fail(rid, error)
+        self._output.fail(self[rid][0].source, error)
         reason = FinishReason("abort", message=error.message, status=error.status)
         for request in list(self[rid]):
             if request.started:

@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from ..channel import Outbox
 from ..errors import RequestError
 from ..messages import (
     CONTEXT_TOKENS,
     FinishReason,
-    Outbox,
+    Generate,
     RequestFailed,
     StreamTokens,
     TokenBatch,
@@ -77,14 +78,15 @@ class Output:
         if first:
             delta.queue_seconds = request.queue_seconds
             delta.stream = request.seq
+            delta.api = request.source.api
             delta.sampling = request.params
             delta.input_ids = slice_ids(request.source.input_ids, -CONTEXT_TOKENS)
         self._deltas.append(delta)
 
-    def fail(self, rid: str, error: RequestError) -> None:
+    def fail(self, request: Generate, error: RequestError) -> None:
         """The answer to a request that was refused or has failed."""
         self.flush()
-        self._outbox.send(RequestFailed.of(rid, error))
+        self._outbox.send(RequestFailed.of(request.rid, error, request.api))
 
     def flush(self) -> None:
         """Sends what was added since the last time."""

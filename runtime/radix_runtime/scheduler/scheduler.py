@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from .. import messages as msg
+from ..channel import Inbox, Outbox
 from ..config import ServerArgs
 from ..errors import MaskError, RequestError
 from ..sampling_params import Limits
@@ -63,8 +64,8 @@ class Scheduler:
         self,
         args: ServerArgs,
         executor: Executor,
-        inbox: msg.Inbox,
-        outbox: msg.Outbox,
+        inbox: Inbox,
+        outbox: Outbox,
         *,
         eos_ids: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
@@ -201,7 +202,7 @@ class Scheduler:
     def _send_late_replies(self) -> bool:
         replies = self.operations.late_replies()
         for reply in replies:
-            self.outbox.send(reply)
+            self.outbox.send(reply, reply.api)
         return bool(replies)
 
     def _handle(self, message: msg.Message) -> None:
@@ -211,7 +212,7 @@ class Scheduler:
             case msg.Control():
                 reply = self.operations.answer(message)
                 if reply is not None:
-                    self.outbox.send(reply)
+                    self.outbox.send(reply, reply.api)
             case _:
                 raise TypeError(f"the scheduler got a {type(message).__name__}")
 

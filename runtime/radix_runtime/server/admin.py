@@ -14,6 +14,7 @@ from ..errors import RequestError, refusal
 from ..step_plan import Profile
 from ..step_times import RING_STEPS
 from .http_call import HttpCall
+from .metrics import Figures
 from .protocol import ProfileBody
 from .tokenizer_manager import TokenizerManager
 
@@ -141,7 +142,7 @@ async def server_info(call: HttpCall) -> None:
         "max_total_num_tokens": manager.limits.max_total_tokens,
         "engine": manager.engine_info,
         "internal_states": [await _stats(manager)],
-        "requests": asdict(manager.counts),
+        "requests": asdict((await manager.figures()).requests),
     }
     await call.answer(info)
 
@@ -173,7 +174,10 @@ async def _stats(manager: TokenizerManager) -> dict[str, float]:
 
 async def metrics(call: HttpCall) -> None:
     """GET /metrics: for Prometheus."""
-    text = call.manager.metrics.render(await _stats(call.manager))
+    manager = call.manager
+    siblings = manager.siblings.ask("figures", None, Figures)
+    stats, figures = await asyncio.gather(_stats(manager), siblings)
+    text = manager.metrics.render(stats, figures)
     await call.respond(Response(text, media_type="text/plain; version=0.0.4; charset=utf-8"))
 
 

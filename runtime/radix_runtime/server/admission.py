@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..messages import Generate, num_ids
+from .shared_numbers import BYTES, CHOICES, DONE_TOKENS, WAITING_TOKENS, SharedNumbers
 
 _CHOICE_BYTES = 16 << 10  # what a choice holds in all processes beside its tokens, about
 _TOKEN_BYTES = 4
@@ -20,9 +21,12 @@ class Admission:
     given, a count. A call is let in as a whole, and always where nobody waits. Belongs to the event
     loop's thread.
 
-    `waiting_tokens` is the work of the requests that have not had their first token."""
+    The bounds hold for all API processes of the server together: each tells the others in `numbers`
+    what its calls hold. `bytes`, `choices` and `waiting_tokens`, the work of the requests that have
+    not had their first token, are those of this process."""
 
-    def __init__(self, args: ServerArgs) -> None:
+    def __init__(self, args: ServerArgs, numbers: SharedNumbers | None = None) -> None:
+        self._numbers = SharedNumbers() if numbers is None else numbers
         self._max_bytes = args.max_queue_bytes
         self._max_seconds = args.max_queue_seconds
         self._max_of_key = args.max_requests_per_key or math.inf
@@ -35,6 +39,8 @@ class Admission:
         self.choices = 0
         self.waiting_tokens = 0
         self.speed = Speed()
+        self._done_tokens = 0
+        self._done_elsewhere = 0  # when this process last looked
 
     def set_running(self, count: int) -> None:
         """So many requests run at a time."""
@@ -44,20 +50,35 @@ class Admission:
     @property
     def seconds(self) -> float:
         """How long a new request would wait, as far as that is known."""
-        return self.speed.seconds(self.waiting_tokens)
+        waiting = self.waiting_tokens + self._numbers.elsewhere(WAITING_TOKENS)
+        return self.speed.seconds(waiting)
+
+    @property
+    def all_bytes(self) -> int:
+        """What the calls of all processes hold."""
+        return self.bytes + self._numbers.elsewhere(BYTES)
+
+    @property
+    def all_choices(self) -> int:
+        """Those of all processes."""
+        return self.choices + self._numbers.elsewhere(CHOICES)
+
+    def _of_key_everywhere(self, key: str) -> int:
+        return self._of_key[key] + self._numbers.elsewhere_of_key(key)
 
     def check(self, key: str = "") -> None:
         """Raises RequestError 503, or 429 for this `key` (Caller.key), if no further call may join.
         Cheap: asked before the body is read."""
-        if key and self._of_key[key] >= self._max_of_key:
+        if key and self._of_key_everywhere(key) >= self._max_of_key:
             raise self._too_many_of_key()
-        if self.choices >= self._max_choices:
+        if self.all_choices >= self._max_choices:
             raise self._full(f"the limit is {self._max_choices} running and waiting together")
-        if self.bytes >= self._max_bytes:
-            raise self._full(f"they hold {self.bytes} bytes, the limit is {self._max_bytes}")
-        if self.seconds > self._max_seconds:
+        if self.all_bytes >= self._max_bytes:
+            raise self._full(f"they hold {self.all_bytes} bytes, the limit is {self._max_bytes}")
+        seconds = self.seconds
+        if seconds > self._max_seconds:
             raise self._full(
-                f"they wait for about {self.seconds:.0f} s, the limit is {self._max_seconds:g} s"
+                f"they wait for about {seconds:.0f} s, the limit is {self._max_seconds:g} s"
             )
 
     def enter(self, size: int, key: str = "") -> "Place":
@@ -87,30 +108,68 @@ class Admission:
 
     def leave(self, place: "Place") -> None:
         """What a call has held is free again."""
-        self.bytes -= place.bytes
-        self.choices -= place.choices
+        self._set(place, 0, 0)
         if place.key:
-            self._of_key[place.key] -= place.choices
             self._of_key += Counter()  # forgets those that have none
-        place.bytes = 0
-        place.choices = 0
 
     def _hold(self, place: "Place", size: int, choices: int) -> None:
-        others = self.choices - place.choices
-        other_bytes = self.bytes - place.bytes
-        if others >= self._max_running and others + choices > self._max_choices:
-            raise self._full(f"the limit is {self._max_choices} running and waiting together")
-        if other_bytes and other_bytes + size > self._max_bytes:
-            raise self._full(f"they hold {other_bytes} bytes, the limit is {self._max_bytes}")
+        """Lets `place` have so much in place of what it has. Raises RequestError, and it keeps what
+        it has."""
+        before = place.bytes, place.choices
+        self._set(place, size, choices)  # first, so that other processes see it when this one looks
+        try:
+            self._check_fits(place)
+        except RequestError:
+            self._set(place, *before)
+            raise
+
+    def _set(self, place: "Place", size: int, choices: int) -> None:
+        self.bytes += size - place.bytes
+        self.choices += choices - place.choices
+        self._numbers.publish(BYTES, self.bytes)
+        self._numbers.publish(CHOICES, self.choices)
         if place.key:
-            of_key = self._of_key[place.key] - place.choices + choices
-            if of_key > self._max_of_key:
-                raise self._too_many_of_key()
-            self._of_key[place.key] = of_key
-        self.bytes = other_bytes + size
-        self.choices = others + choices
+            self._of_key[place.key] += choices - place.choices
+            self._numbers.publish_key(place.key, self._of_key[place.key])
         place.bytes = size
         place.choices = choices
+
+    def _check_fits(self, place: "Place") -> None:
+        """Raises RequestError if what `place` has is too much beside the others."""
+        choices = self.all_choices
+        others = choices - place.choices
+        if others >= self._max_running and choices > self._max_choices:
+            text = f"the limit is {self._max_choices} running and waiting together"
+            raise self._full(text, others)
+        size = self.all_bytes
+        if size > place.bytes and size > self._max_bytes:
+            held = size - place.bytes
+            raise self._full(f"they hold {held} bytes, the limit is {self._max_bytes}", others)
+        if place.key and self._of_key_everywhere(place.key) > self._max_of_key:
+            raise self._too_many_of_key()
+
+    # The work that waits ------------------------------------------------------------------
+
+    def begin_work(self, tokens: int, now: float) -> None:
+        """A request with so much work waits; `now` as of time.perf_counter()."""
+        self.waiting_tokens += tokens
+        self._numbers.publish(WAITING_TOKENS, self.waiting_tokens)
+        if self.speed.begin(now):
+            self._done_elsewhere = self._numbers.elsewhere(DONE_TOKENS)
+
+    def end_wait(self, tokens: int) -> None:
+        """It waits no longer."""
+        self.waiting_tokens -= tokens
+        self._numbers.publish(WAITING_TOKENS, self.waiting_tokens)
+
+    def note_work(self, tokens: int, now: float) -> None:
+        """So many tokens of work have been done for this process. The engine's speed is that of its
+        work for all of them."""
+        self._done_tokens += tokens
+        self._numbers.publish(DONE_TOKENS, self._done_tokens)
+        elsewhere = self._numbers.elsewhere(DONE_TOKENS)
+        self.speed.note(tokens + elsewhere - self._done_elsewhere, now)
+        self._done_elsewhere = elsewhere
 
     def _too_many_of_key(self) -> RequestError:
         return RequestError(
@@ -120,12 +179,12 @@ class Admission:
             retry_after=1,
         )
 
-    def _full(self, why: str) -> RequestError:
+    def _full(self, why: str, choices: int | None = None) -> RequestError:
         seconds = (1 + self.seconds) * random.uniform(1 - _JITTER, 1 + _JITTER)
         return RequestError(
             status=503,
             code="engine_overloaded",
-            message=f"{self.choices} requests are open: {why}",
+            message=f"{self.all_choices if choices is None else choices} requests are open: {why}",
             retry_after=max(1, round(min(_LONGEST_RETRY, seconds))),
         )
 
@@ -176,10 +235,12 @@ class Speed:
             length = min(length, round(self._length))
         return num_ids(request.input_ids) + request.sampling.n * length
 
-    def begin(self, now: float) -> None:
-        """A request is open; `now` as of time.perf_counter()."""
-        if self._since is None:
+    def begin(self, now: float) -> bool:
+        """A request is open; `now` as of time.perf_counter(). Whether it is the first one."""
+        is_first = self._since is None
+        if is_first:
             self._since = now
+        return is_first
 
     def note(self, tokens: int, now: float) -> None:
         """So many tokens have been worked off since the last note."""

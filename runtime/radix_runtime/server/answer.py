@@ -9,6 +9,7 @@ from ..messages import Call, Generate, TextDelta, num_ids
 from ..sampling_params import Ids
 from ..text.choices import by_choice
 from .http_call import HttpCall, event, event_pieces, in_turns
+from .labels import Label
 from .protocol import AgentBody, GenerateBody, OpenAIBody, Sampling
 from .submission import Batch, Submission
 from .tokenizer_manager import TokenizerManager
@@ -99,6 +100,7 @@ class Answer(ABC):
         self.request_of = by_choice(requests)
         self.submission: Submission
         self.is_stream = bool(body.stream)
+        self._is_named = body.rid is not None
         self._has_logprobs = any(request.return_logprob for request in requests)
         _check_logprobs(requests)
         key = call.caller.key if call.manager.args.cache_salt_per_key else ""
@@ -116,6 +118,15 @@ class Answer(ABC):
                 request.constraint = checked.constraint
                 self.call.warnings += checked.warnings
 
+    async def require_unique(self, labels: Mapping[str, str]) -> None:
+        """Raises RequestError if a name that the client has given to a request is another's.
+        `labels`: as of this class, of requests that have been submitted."""
+        if self._is_named:
+            key = self.call.caller.key
+            await self.call.manager.names.require_unique(
+                [Label(key, name) for name in labels.values()]
+            )
+
     async def send(self) -> None:
         """Runs the requests and answers the call. Raises RequestError."""
         call = self.call
@@ -123,6 +134,7 @@ class Answer(ABC):
         with call.manager.submit(
             self.requests, self.name, self.labels, call.started, call.place
         ) as self.submission:
+            await self.require_unique(self.labels)
             if not self.is_stream:
                 deltas = await self.submission.collect()
                 await in_turns(self.digest(deltas))

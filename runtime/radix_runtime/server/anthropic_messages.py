@@ -27,12 +27,9 @@ async def messages(call: HttpCall, body: MessagesBody) -> None:
         lambda: read_messages_body(body),
         options=_options(call.manager, body),
         names=MESSAGES_NAMES,
+        budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
-    budget = None if body.thinking is None else body.thinking.budget_tokens
-    if budget is not None and request.constraint is not None:
-        message = "a budget cannot go with answers that are constrained"
-        raise refusal("invalid_combination", message, "thinking.budget_tokens")
-    await MessagesAnswer(call, body, request=request, choice=choices[0], budget=budget).send()
+    await MessagesAnswer(call, body, request=request, choice=choices[0]).send()
 
 
 async def count_tokens(call: HttpCall, body: CountBody) -> None:
@@ -59,9 +56,6 @@ def _options(manager: TokenizerManager, body: CountBody) -> dict[str, Any]:
             raise refusal("unsupported_parameter", message, "thinking")
         elif "enable_thinking" in manager.text.template_variables:
             given = msgspec.structs.replace(given, enable_thinking=True)
-        if thinking.budget_tokens is not None and not manager.format.closing:
-            message = "this model's reasoning cannot be closed"
-            raise refusal("unsupported_parameter", message, "thinking.budget_tokens")
     effort = None if body.output_config is None else body.output_config.effort
     return template_options(manager, given, effort)
 
@@ -70,23 +64,10 @@ class MessagesAnswer(SingleAnswer):
     """`message`, or the events that make one. A block is a content block."""
 
     def __init__(
-        self,
-        call: HttpCall,
-        body: MessagesBody,
-        *,
-        request: Generate,
-        choice: ParsedChoice,
-        budget: int | None,
+        self, call: HttpCall, body: MessagesBody, *, request: Generate, choice: ParsedChoice
     ) -> None:
-        super().__init__(
-            call,
-            body,
-            request=request,
-            choice=choice,
-            name=body.rid or new_id("msg_"),
-            closing=call.manager.format.closing,
-            budget=budget,
-        )
+        name = body.rid or new_id("msg_")
+        super().__init__(call, body, request=request, choice=choice, name=name)
         self._content: list[dict[str, Any]] = []
         self._text: list[str] = []  # of the open block
         self._message: dict[str, Any] = {

@@ -28,12 +28,15 @@ from .openai_chat import chat
 from .openai_completions import completions
 from .responses import responses
 from .sglang_api import abort_request, generate
+from .shared_listener import SharingServer
+from .shared_numbers import SharedNumbers
 from .tokenize_api import detokenize, tokenize
 from .tokenizer_manager import TokenizerManager
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _MAX_SHOWN = 100  # characters of a client's path that come back
 _KEEP_ALIVE = 5  # seconds that an idle connection stays open
+_SMALL_BODY = 64 << 10  # bytes, of a route that takes names and switches only
 
 _GENERATION = (
     Endpoint(
@@ -61,6 +64,7 @@ _GENERATION = (
         handler=responses,
         body=protocol.ResponsesBody,
         watch=True,
+        generates=True,
     ),
     Endpoint(
         paths=(MESSAGES_PATH,),
@@ -69,6 +73,7 @@ _GENERATION = (
         handler=messages,
         body=protocol.MessagesBody,
         watch=True,
+        generates=True,
     ),
     Endpoint(
         paths=(f"{MESSAGES_PATH}/count_tokens",),
@@ -92,6 +97,7 @@ _GENERATION = (
         access=Access.CLIENT,
         handler=abort_request,
         body=protocol.AbortBody,
+        most_bytes=_SMALL_BODY,
     ),
 )
 _TEXT = (
@@ -166,6 +172,7 @@ _INFORMATION = (
         access=Access.ADMIN,
         handler=admin.start_profile,
         body=protocol.ProfileBody,
+        most_bytes=_SMALL_BODY,
     ),
     Endpoint(
         paths=("/stop_profile",),
@@ -173,6 +180,7 @@ _INFORMATION = (
         access=Access.ADMIN,
         handler=admin.stop_profile,
         body=protocol.ProfileBody,
+        most_bytes=_SMALL_BODY,
     ),
     Endpoint(
         paths=("/step_trace",),
@@ -240,12 +248,17 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     return app
 
 
-def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
-    """The server that runs `app`. It logs errors only: what is below would repeat the supervisor's
-    lines or tell of clients' mistakes, which get their answer."""
+def http_server(
+    app: ASGIApp, max_connections: int, numbers: SharedNumbers | None = None
+) -> uvicorn.Server:
+    """The server that runs `app`; `numbers` are those of all processes that share its socket. It
+    logs errors only: what is below would repeat the supervisor's lines or tell of clients'
+    mistakes, which get their answer."""
+    numbers = SharedNumbers() if numbers is None else numbers
+    protocol = partial(Connection, max_connections=max_connections, numbers=numbers)
     config = uvicorn.Config(
         app,
-        http=partial(Connection, max_connections=max_connections),  # type: ignore[arg-type]
+        http=protocol,  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -255,7 +268,7 @@ def http_server(app: ASGIApp, max_connections: int) -> uvicorn.Server:
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return uvicorn.Server(config) if numbers.processes == 1 else SharingServer(config, numbers)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -31,6 +31,16 @@ class Caller:
     is_operator: bool = False
 
 
+def counted_keys(args: ServerArgs) -> list[str]:
+    """The keys (Caller.key) whose requests all API processes count together. Raises ConfigError on
+    an unreadable key file."""
+    if args.max_requests_per_key is None or args.api_processes == 1:
+        return []
+    clients = _digests("--api-key-file", args.api_key_file, args.api_key)
+    admins = _digests("--admin-api-key-file", args.admin_api_key_file, args.admin_api_key)
+    return sorted({_name(digest) for digest in clients + admins})
+
+
 class Auth:
     """The keys, kept as digests and compared in constant time, all of them each time. Raises
     ConfigError on an unreadable key file."""
@@ -66,7 +76,7 @@ class Auth:
             )
         known = is_client or is_admin
         return Caller(
-            key=sha256(digest).hexdigest()[:16] if known else "",
+            key=_name(digest) if known else "",
             is_admin=is_admin or not self._admins,
             is_operator=is_admin,
         )
@@ -110,6 +120,11 @@ def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 def _digest(key: bytes) -> bytes:
     return sha256(key).digest()
+
+
+def _name(digest: bytes) -> str:
+    """What a key is called where it must not be known: its digest's digest."""
+    return sha256(digest).hexdigest()[:16]
 
 
 def _is_among(digest: bytes, known: list[bytes]) -> bool:

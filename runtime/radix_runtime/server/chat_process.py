@@ -33,7 +33,9 @@ def _serve() -> None:
     answers = sys.stdout.buffer
     hello = msgspec.json.decode(read_frame(requests)[0], type=Hello)
     _bound_memory(hello.memory)
-    template = ChatTemplate(hello.source, hello.special_tokens)
+    template = ChatTemplate(
+        hello.source, special_tokens=hello.special_tokens, tool_source=hello.tool_source
+    )
     write_frame(answers, b"", b"")
     while True:
         job = msgspec.json.decode(read_frame(requests)[0], type=Job)

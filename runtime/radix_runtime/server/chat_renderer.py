@@ -28,6 +28,7 @@ class Hello(msgspec.Struct):
     """The first frame to a new process: the template, and its bound of memory in bytes."""
 
     source: str
+    tool_source: str | None
     special_tokens: dict[str, str]
     memory: int
 
@@ -54,6 +55,7 @@ class ChatRenderer:
     def __init__(self, template: ChatTemplate) -> None:
         hello = Hello(
             source=template.source,
+            tool_source=template.tool_source,
             special_tokens=dict(template.special_tokens),
             memory=MEMORY,
         )

@@ -69,9 +69,10 @@ async def chat_request(
     param: str = "messages",
     separate_reasoning: bool = True,
     shows_reasoning: bool = True,
+    budget: int | None = None,
 ) -> ChatRequest:
     """The request of a conversation; arguments of `chat_prompt`, and `names`: see `new_request`.
-    Raises RequestError."""
+    `budget`: tokens of its reasoning at most. Raises RequestError."""
     prompt, tools = await chat_prompt(manager, read, options=options, param=param)
     kept = manager.format.keep_special(tools, reasoning=separate_reasoning)
     body.keep_special = [*body.keep_special, *kept]
@@ -85,6 +86,8 @@ async def chat_request(
             request.constraint,
             reasoning=separate_reasoning,
         )
+    if budget is not None and budget < (request.sampling.max_new_tokens or 0):
+        request.constraint = manager.format.budgeted(request.constraint, prompt.end, budget)
     choices = []
     for _ in range(request.sampling.n):
         parser = manager.format.parser(

@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ..errors import RequestError
 from .chunk_writer import CHUNKS, ChunkWriter
 from .http_call import error_body, error_headers
+from .shared_numbers import CONNECTIONS, SharedNumbers
 
 HEADER_SECONDS = 10.0  # until the headers of a request must be there
 _MAX_HEADER_BYTES = 256 << 10  # at which parsing ends; our own limit is lower
@@ -18,14 +19,18 @@ _LINGER = 1.0  # seconds that a refused client's bytes are read and dropped
 class Connection(HttpToolsProtocol):
     """A connection over which requests come one after the other.
 
-    Beside what uvicorn does: there are at most `max_connections`; headers are bounded in time and
+    Beside what uvicorn does: there are at most `max_connections` in all API processes, which tell
+    each other in `numbers`; headers are bounded in time and
     size; and what the parser refuses, or is refused here, is answered with the error object. The
     answer is not lost to a reset, because the client's bytes are read on for a moment.
     """
 
-    def __init__(self, *args: Any, max_connections: int, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, max_connections: int, numbers: SharedNumbers, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self._max_connections = max_connections
+        self._numbers = numbers
         self._in_headers = False
         self._header_bytes = 0
         self._patience: asyncio.TimerHandle | None = None  # until the headers must have come
@@ -34,7 +39,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
-        if len(self.connections) > self._max_connections:
+        count = len(self.connections)
+        self._numbers.publish(CONNECTIONS, count)
+        if count + self._numbers.elsewhere(CONNECTIONS) > self._max_connections:
             text = f"{self._max_connections} connections are open"
             self._refuse(RequestError(status=503, code="engine_overloaded", message=text))
         else:
@@ -44,6 +51,7 @@ class Connection(HttpToolsProtocol):
         """The client has gone, or this side has ended the connection."""
         self._stop_waiting()
         super().connection_lost(exc)
+        self._numbers.publish(CONNECTIONS, len(self.connections))
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""

@@ -1,9 +1,10 @@
 """Drain: a server that takes no new requests and lets the open ones end."""
 
 import asyncio
-from collections.abc import Callable
+import time
 
 from ..errors import RequestError
+from .shared_numbers import OPEN_CALLS, SharedNumbers
 
 _LOOK = 0.02  # seconds between two looks at what is open
 
@@ -11,49 +12,60 @@ _LOOK = 0.02  # seconds between two looks at what is open
 class Drain:
     """How far a server is on its way out. From `begin` on it is not ready; new requests are refused
     `delay` seconds later, so that whoever sends them has time to see that. `undo` takes them again.
-    Belongs to the event loop's thread.
+    All API processes of the server drain together: the times are in `numbers`."""
 
-    `open_calls`: those that an end would cut off. `on_change` is told whether the server is
-    ready."""
-
-    def __init__(self, delay: float) -> None:
+    def __init__(self, delay: float, numbers: SharedNumbers | None = None) -> None:
         self._delay = delay
-        self._is_for_good = False
-        self.on_change: Callable[[bool], None] = lambda is_ready: None
-        self._wait: asyncio.Task[None] | None = None
-        self.is_asked = False
-        self.refuses = False
-        self.open_calls = 0
+        self._numbers = SharedNumbers() if numbers is None else numbers
+        self._open_calls = 0  # of this process
 
     def begin(self, for_good: bool = False) -> None:
         """`for_good`: the process is about to end, so it cannot be undone. May be called again."""
-        self._is_for_good |= for_good
-        if self.is_asked:
-            return
-        self.is_asked = True
-        self.on_change(False)
-        if self._delay == 0:
-            self.refuses = True
-        else:
-            self._wait = asyncio.create_task(self._refuse_later())
+        when = time.monotonic_ns() + int(1e9 * self._delay)
+        numbers = self._numbers
+        if for_good:
+            numbers.ends_from = numbers.ends_from or when
+        elif not self.is_asked:
+            numbers.drained_from = when
 
     def undo(self) -> None:
         """Requests are taken as before. Raises RequestError if the process is about to end."""
-        if self._is_for_good:
+        if self._numbers.ends_from:
             raise _draining()
-        if self._wait is not None:
-            self._wait.cancel()
-        self.is_asked = False
-        self.refuses = False
-        self.on_change(True)
+        self._numbers.drained_from = 0
 
-    async def _refuse_later(self) -> None:
-        await asyncio.sleep(self._delay)
-        self.refuses = True
+    @property
+    def is_asked(self) -> bool:
+        """Whether the server drains."""
+        return bool(self._numbers.drained_from or self._numbers.ends_from)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether new requests are refused by now."""
+        drained = self._numbers.drained_from
+        ends = self._numbers.ends_from
+        if not (drained or ends):
+            return False
+        return time.monotonic_ns() >= min(drained or ends, ends or drained)
+
+    @property
+    def open_calls(self) -> int:
+        """The calls of all processes that an end would cut off."""
+        return self._open_calls + self._numbers.elsewhere(OPEN_CALLS)
+
+    def open_call(self) -> None:
+        """One more call is open in this process."""
+        self._open_calls += 1
+        self._numbers.publish(OPEN_CALLS, self._open_calls)
+
+    def close_call(self) -> None:
+        """It has ended."""
+        self._open_calls -= 1
+        self._numbers.publish(OPEN_CALLS, self._open_calls)
 
     async def finished(self) -> None:
-        """Returns when requests are refused and none is open."""
-        while not self.refuses or self.open_calls:
+        """Returns when requests are refused and none is open in this process."""
+        while not self.refuses or self._open_calls:
             await asyncio.sleep(_LOOK)
 
     def require_admitting(self) -> None:

@@ -23,7 +23,8 @@ class Endpoint:
 
     `handler` takes the HttpCall, and the decoded body if `body` is a type. `watch`: it runs for
     long, so it is cancelled when the client goes away, and a body is refused while the engine is
-    not ready. `generates`: its calls wait for the engine, and are refused when too much does."""
+    not ready. `generates`: its calls wait for the engine, and are refused when too much does.
+    `most_bytes` of a body, where it takes no text; None: as many as the server takes of any."""
 
     paths: tuple[str, ...]
     methods: tuple[str, ...]
@@ -32,6 +33,7 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     watch: bool = False
     generates: bool = False
+    most_bytes: int | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this route. Raises RequestError."""
@@ -40,11 +42,11 @@ class Endpoint:
         if self.generates:
             drain = call.manager.drain
             drain.require_admitting()
-            drain.open_calls += 1
+            drain.open_call()
             try:
                 await self._generate(call, receive)
             finally:
-                drain.open_calls -= 1
+                drain.close_call()
         elif self.body is None:
             await self._run(self.handler(call), receive, call.manager)
         else:
@@ -70,7 +72,8 @@ class Endpoint:
             await work
 
     async def _read(self, call: HttpCall) -> bytes:
-        data = await call.read_body(call.manager.args.max_body_size)
+        limit = call.manager.args.max_body_size
+        data = await call.read_body(min(limit, self.most_bytes or limit))
         if self.watch:
             call.manager.require_ready()
         return data

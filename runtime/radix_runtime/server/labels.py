@@ -1,10 +1,11 @@
 """Labels: what clients call their calls and requests, for /abort_request."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..errors import refusal
+from ..errors import RequestError, refusal
 from .auth import Caller
 
 _MEMORY = 120.0  # seconds for which an abort holds for calls whose text is still being read,
@@ -25,6 +26,7 @@ class Labels:
 
     def __init__(self) -> None:
         self._requests: set[Label] = set()
+        self._unsettled: set[Label] = set()
         self._rids: dict[Label, set[str]] = {}  # of requests and calls
         self._aborted: dict[Label, float] = {}  # when, time.perf_counter(); the oldest first
         self._all_aborted = 0.0
@@ -36,7 +38,23 @@ class Labels:
         """Raises RequestError unless these may be labels of new requests."""
         new = set(labels)
         if len(new) < len(labels) or not self._requests.isdisjoint(new):
-            raise refusal("invalid_value", "this rid is in use", "rid")
+            raise name_in_use()
+
+    @contextmanager
+    def unsettled(self, labels: Collection[Label]) -> Iterator[None]:
+        """While the other API processes are asked whether they have open requests of these names,
+        which this one has."""
+        self._unsettled |= set(labels)
+        try:
+            yield
+        finally:
+            self._unsettled -= set(labels)
+
+    def are_in_use(self, labels: Collection[Label], is_first: bool) -> bool:
+        """Whether an open request has one of these names. Of two processes that take a name at once
+        the first has it (`is_first`: this one)."""
+        taken = self._requests if is_first else self._requests - self._unsettled
+        return not taken.isdisjoint(labels)
 
     def add(self, rid: str, label: Label, call: str) -> None:
         """Request `rid` is open under its own label and the name of its call."""
@@ -82,6 +100,11 @@ class Labels:
         return self._all_aborted > since or any(
             self._aborted.get(each, 0.0) > since for each in _meanings(label, call)
         )
+
+
+def name_in_use() -> RequestError:
+    """Two open requests may not share a name."""
+    return refusal("invalid_value", "this rid is in use", "rid")
 
 
 def _meanings(label: Label, call: str) -> Iterable[Label]:

@@ -3,13 +3,13 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     disable_created_metrics,
     generate_latest,
 )
@@ -103,6 +103,30 @@ class RequestCounts:
         return self.accepted - sum(self.ended.values())
 
 
+class Figures(msgspec.Struct):
+    """What one API process counts: requests, the buckets and the sum of each distribution, HTTP
+    answers by route and status."""
+
+    requests: RequestCounts
+    distributions: list[tuple[list[int], float]]
+    answers: dict[str, dict[int, int]]
+
+    def add(self, other: "Figures") -> None:
+        """Makes these the sums of both."""
+        for name in RequestCounts.__slots__:
+            total = getattr(self.requests, name) + getattr(other.requests, name)
+            setattr(self.requests, name, total)
+        pairs = zip(self.distributions, other.distributions, strict=True)
+        self.distributions = [
+            ([a + b for a, b in zip(left[0], right[0], strict=True)], left[1] + right[1])
+            for left, right in pairs
+        ]
+        for route, statuses in other.answers.items():
+            own = self.answers.setdefault(route, {})
+            for status, count in statuses.items():
+                own[status] = own.get(status, 0) + count
+
+
 class Distribution:
     """A histogram. prometheus_client's own takes a lock for each of its numbers, which every token
     would pay; this one belongs to the event loop's thread."""
@@ -119,16 +143,20 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def family(self) -> HistogramMetricFamily:
-        """What is exported."""
+    def figures(self) -> tuple[list[int], float]:
+        """How many values each bucket has, and their sum."""
+        return self._counts.copy(), self._sum
+
+    def family(self, counts: Sequence[int], total: float) -> HistogramMetricFamily:
+        """What is exported of such figures."""
         names = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+        buckets = list(zip(names, accumulate(counts), strict=True))
+        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=total)
 
 
 class Metrics:
     """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached
-    tokens."""
+    tokens. What API processes count is shown in sum."""
 
     def __init__(self, model: str, admission: Admission) -> None:
         disable_created_metrics()  # a gauge of its own for every counter and histogram
@@ -136,7 +164,10 @@ class Metrics:
         self._admission = admission
         self.counts = RequestCounts()
         self._distributions: list[Distribution] = []
+        self._answers: dict[str, dict[int, int]] = {}
         self._stats: Mapping[str, float] = {}
+        self._siblings: dict[int, Figures] = {}  # what each has told last
+        self._shown = self.figures()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self.time_to_first_token = self._histogram("time_to_first_token", "arrival to first token")
@@ -153,13 +184,26 @@ class Metrics:
         self.output_length = self._lengths(
             "request_generation_tokens", "tokens of a choice that has ended"
         )
-        self._http = Counter(
-            "radix:http_requests", "HTTP answers", ["route", "status"], registry=self._registry
-        )
 
     def count_call(self, route: str, status: int) -> None:
         """Counts an HTTP answer. `route` is the name of an endpoint, never what a client sent."""
-        self._http.labels(route.replace(":path", ""), str(status)).inc()
+        statuses = self._answers.setdefault(route, {})
+        statuses[status] = statuses.get(status, 0) + 1
+
+    def figures(self) -> Figures:
+        """What this process has counted."""
+        distributions = [each.figures() for each in self._distributions]
+        answers = {route: dict(statuses) for route, statuses in self._answers.items()}
+        return Figures(replace(self.counts), distributions=distributions, answers=answers)
+
+    def total(self, siblings: Mapping[int, Figures]) -> Figures:
+        """What all API processes have counted. `siblings`: the newest figures of the others, by
+        their number; of one that does not tell them, what it told last counts."""
+        self._siblings |= siblings
+        total = self.figures()
+        for figures in self._siblings.values():
+            total.add(figures)
+        return total
 
     def _histogram(self, name: str, text: str) -> Distribution:
         return self._distribution(f"radix:{name}_seconds", text, _SECONDS)
@@ -180,30 +224,44 @@ class Metrics:
         requests = CounterMetricFamily(
             "radix:requests", "requests by how they ended", labels=["outcome"]
         )
-        for outcome, count in self.counts.ended.items():
+        counts = self._shown.requests
+        for outcome, count in counts.ended.items():
             requests.add_metric([outcome], count)
         yield requests
         yield CounterMetricFamily(
-            "radix:requests_accepted", "requests sent to the engine", value=self.counts.accepted
+            "radix:requests_accepted", "requests sent to the engine", value=counts.accepted
         )
-        yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=self.counts.open)
+        yield GaugeMetricFamily("radix:open_requests", "requests not ended", value=counts.open)
+        yield self._answer_family()
         yield GaugeMetricFamily(
-            "radix:queue_bytes", "bytes that open calls hold", value=self._admission.bytes
+            "radix:queue_bytes", "bytes that open calls hold", value=self._admission.all_bytes
         )
         yield GaugeMetricFamily(
             "radix:queue_estimated_seconds",
             "how long a new request would wait",
             value=self._admission.seconds,
         )
-        for distribution in self._distributions:
-            yield distribution.family()
+        figures = zip(self._distributions, self._shown.distributions, strict=True)
+        for distribution, (buckets, total) in figures:
+            yield distribution.family(buckets, total)
         for name, value in sorted(self._stats.items()):
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(f"radix:{name}", _help(name), value=value)
 
-    def render(self, stats: Mapping[str, float]) -> bytes:
-        """The exposition. `stats`: the newest figures of the scheduler; {}: the last ones stay."""
+    def _answer_family(self) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            "radix:http_requests", "HTTP answers", labels=["route", "status"]
+        )
+        for route, statuses in self._shown.answers.items():
+            for status, count in statuses.items():
+                family.add_metric([route.replace(":path", ""), str(status)], count)
+        return family
+
+    def render(self, stats: Mapping[str, float], siblings: Mapping[int, Figures]) -> bytes:
+        """The exposition. `stats`: the newest figures of the scheduler; {}: the last ones stay.
+        `siblings`: see `total`."""
         self._stats = stats or self._stats
+        self._shown = self.total(siblings)
         return generate_latest(self._registry)
 
 

@@ -45,9 +45,9 @@ async def abort_request(call: HttpCall, body: AbortBody) -> None:
             raise RequestError(
                 status=403, code="admin_key_required", message="abort_all needs the admin key"
             )
-        count = call.manager.abort_all()
+        count = await call.manager.abort_all()
     elif body.rid:
-        count = call.manager.abort(body.rid, call.caller)
+        count = await call.manager.names.abort(body.rid, call.caller)
     else:
         raise refusal("missing_field", "rid is required", "rid")
     await call.answer({"aborting": count})

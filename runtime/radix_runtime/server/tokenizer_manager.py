@@ -4,13 +4,13 @@
 # Submission
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import messages as m
+from ..channel import Outbox
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..grammar.service import Grammars
@@ -20,10 +20,13 @@ from ..sampling_params import Ids, Limits, SamplingParams
 from ..text.answer_format import find_format
 from ..text.tokenizer import Tokenizer
 from .admission import Admission, Place
-from .auth import Caller
 from .drain import Drain
-from .labels import Label, Labels
-from .metrics import Metrics, Outcome
+from .labels import Label
+from .metrics import Figures, Metrics, Outcome
+from .names import Names
+from .questions import Questions
+from .shared_numbers import SharedNumbers
+from .siblings import Siblings
 from .submission import OpenRequest, Submission, new_id
 from .text_work import IDS_ONLY, TextWork
 
@@ -39,16 +42,18 @@ class TokenizerManager:
     `link.send` never blocks; it raises RequestError when the link is full. `defaults` are the
     sampling parameters of requests that leave them out. `health` tells why the engine is not alive,
     or None; it is cheap. `dead` is the error that ended the engine for good. `text` turns text into
-    ids and back. `format`: how the model writes answers. `grammars` compiles constraints."""
+    ids and back. `format`: how the model writes answers. `grammars` compiles constraints. `numbers`
+    and `siblings` are of all API processes of the server, `names` what clients call requests."""
 
     def __init__(
         self,
         args: ServerArgs,
         model: ModelConfig,
         tokenizer: Tokenizer | None,
-        link: m.Outbox,
+        link: Outbox,
         defaults: dict[str, Any],
         grammars: Grammars,
+        numbers: SharedNumbers | None = None,
     ) -> None:
         self.args = args
         self.grammars = grammars
@@ -63,8 +68,9 @@ class TokenizerManager:
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
-        self.admission = Admission(args)
-        self.drain = Drain(args.drain_delay)
+        self.numbers = SharedNumbers() if numbers is None else numbers
+        self.admission = Admission(args, self.numbers)
+        self.drain = Drain(args.drain_delay, self.numbers)
         self.metrics = Metrics(self.model_name, self.admission)
         self.counts = self.metrics.counts
         self.dead: RequestError | None = None
@@ -73,8 +79,13 @@ class TokenizerManager:
         self._link = link
         self._probe: asyncio.Task[None] | None = None
         self._open: dict[str, OpenRequest] = {}
-        self._controls: dict[int, asyncio.Future[m.ControlReply]] = {}
-        self._labels = Labels()
+        self._controls: Questions[m.ControlReply] = Questions()
+        self.siblings = Siblings(
+            number=self.numbers.process, count=self.numbers.processes, link=link
+        )
+        self.siblings.register("figures", None, lambda _: self.metrics.figures())
+        self.names = Names(self.siblings, link)
+        self._labels = self.names.labels
         self._with_news: set[Submission] = set()  # whose readers are to wake up
         # Tasks of calls whose text is still being read: an end does not wait for it.
         self.unsubmitted: set[asyncio.Task[None]] = set()
@@ -98,9 +109,7 @@ class TokenizerManager:
             self._fail(request, error)
         for task in self.unsubmitted:
             task.cancel()
-        for reply in self._controls.values():
-            if not reply.done():
-                reply.set_exception(error)
+        self._controls.fail_all(error)
 
     def require_ready(self) -> None:
         """Raises RequestError unless the engine takes requests."""
@@ -166,6 +175,7 @@ class TokenizerManager:
             input_ids=m.pack_ids(ids),
             sampling=sampling,
             deadline=time.monotonic() + timeout if timeout else None,
+            api=self.numbers.process,
         )
 
     def submit(
@@ -215,8 +225,7 @@ class TokenizerManager:
             waiting_tokens=work,
         )
         self._labels.add(request.rid, label, submission.name)
-        self.admission.waiting_tokens += work
-        self.admission.speed.begin(time.perf_counter())
+        self.admission.begin_work(work, time.perf_counter())
         self.counts.accepted += 1
         self.metrics.prompt_length.observe(m.num_ids(request.input_ids))
         if self._labels.was_aborted(label, submission.name, since=submission.started):
@@ -238,6 +247,7 @@ class TokenizerManager:
                 ignore_eos=True,
                 seed=0,  # draws no random number of the scheduler's
             ),
+            api=self.numbers.process,
         )
         with self.submit([request], rid, {rid: rid}) as submission:
             await submission.collect()
@@ -249,19 +259,15 @@ class TokenizerManager:
             self._probe = asyncio.create_task(asyncio.wait_for(self.one_token(), timeout))
         await asyncio.shield(self._probe)
 
-    def abort(self, name: str, caller: Caller) -> int:
-        """Ends what the caller means by `name`: a request or a call, also one not submitted yet.
-        How many of its requests are open."""
-        found = self._labels.abort(name, caller)
-        for rid in found:
-            self._link.send(m.Abort(rid))
-        return len(found)
-
-    def abort_all(self) -> int:
+    async def abort_all(self) -> int:
         """Ends every request, also those not submitted yet. How many are open."""
-        self._labels.abort_all()
-        self._link.send(m.Abort(""))
-        return len(self._open)
+        count = (await self.figures()).requests.open
+        await self.names.abort_all()
+        return count
+
+    async def figures(self) -> Figures:
+        """What all API processes have counted."""
+        return self.metrics.total(await self.siblings.ask("figures", None, Figures))
 
     def close(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted. May be
@@ -279,18 +285,17 @@ class TokenizerManager:
         type `result`. Raises RequestError: the scheduler's own, or the engine is gone, or has not
         answered within `timeout` seconds (503)."""
         self.require_ready()
-        number = secrets.randbits(48)
-        reply: asyncio.Future[m.ControlReply] = asyncio.get_running_loop().create_future()
-        self._controls[number] = reply
+        packed = m.pack_body(body)
+
+        def send(number: int) -> None:
+            self._link.send(m.Control(number, op, body=packed, api=self.numbers.process))
+
         try:
-            self._link.send(m.Control(number, op, body=m.pack_body(body)))
-            answer = await asyncio.wait_for(reply, timeout)
+            answer = await self._controls.ask(send, timeout)
         except asyncio.TimeoutError:
             raise RequestError(
                 status=503, code="engine_timeout", message="the engine does not answer"
             ) from None
-        finally:
-            self._controls.pop(number, None)
         return answer.result(result)
 
     # From the engine ----------------------------------------------------------------------
@@ -327,15 +332,15 @@ class TokenizerManager:
                 request = self._open.get(delta.rid)
                 if request is not None:
                     done += self._take(request, delta, now)
-            self.admission.speed.note(done, now)
+            self.admission.note_work(done, now)
         elif isinstance(message, m.RequestFailed):
             request = self._open.get(message.rid)
             if request is not None:
                 self._fail(request, message.to_error())
         elif isinstance(message, m.ControlReply):
-            reply = self._controls.get(message.id)
-            if reply is not None and not reply.done():
-                reply.set_result(message)
+            self._controls.answer(message.id, message)
+        elif isinstance(message, m.SiblingCall | m.SiblingReply):
+            self.siblings.handle(message)
         else:
             raise TypeError(f"the API cannot handle {type(message).__name__}")
 
@@ -368,7 +373,7 @@ class TokenizerManager:
         return done
 
     def _no_longer_waits(self, request: OpenRequest) -> None:
-        self.admission.waiting_tokens -= request.waiting_tokens
+        self.admission.end_wait(request.waiting_tokens)
         request.waiting_tokens = 0
 
     def _time_start(self, request: OpenRequest, delta: m.TextDelta, now: float) -> None:
