@@ -14,7 +14,8 @@ KERNEL_SOURCES := $(shell find kernel cmake tools CMakeLists.txt pyproject_$(BAC
 PYTEST := $(RUN) -m pytest -o pythonpath=. -p no:cacheprovider
 
 .PHONY: install serve real-model test test-parallel test-serial test-builds torture test-full test-rocm test-rocm-gfx950 \
-    test-rocm-triton test-rocm-full test-old-torch memcheck lint bench dev wheel
+    test-rocm-gfx90a test-rocm-triton test-rocm-triton-gfx942 test-rocm-triton-gfx950 test-rocm-full rocm-table test-old-torch \
+    memcheck lint bench dev wheel
 
 install: $(VENV)/.installed-$(BACKEND)
 
@@ -98,39 +99,46 @@ MINUTES ?= 20
 torture: $(TEST_PACKAGES) install
 	PYTHONPATH=. $(RUN) -m tests.torture --minutes $(MINUTES)
 
-# The op tests on AMD's machine code, executed on the CPU (docs/kernels/rocm.md): the ROCm library's for gfx942, and for
-# gfx950 (docs/status.md: not right yet). The library is that of test-builds, compiled unless it was; ROCM_ARCHS=gfx942
-# compiles for that chip alone.
+# The op tests on AMD's machine code, executed on the CPU (docs/kernels/rocm.md): the ROCm library's for gfx942, for gfx950,
+# and of those for gfx90a a cover. The library is that of test-builds, compiled unless it was; ROCM_ARCHS=gfx942 compiles
+# for that chip alone.
 ROCM_TARGET ?= gfx942
 ROCM_ARCHS ?=
+ROCM_COVER ?=
 ROCM_SIM := build/rocm-sim
 ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize moe mla_store \
     attention_merge sampling sampling_edits sampling_logprobs sampling_shards selftest rocm_graphs rocm_sim))
 test-rocm-gfx950: ROCM_TARGET = gfx950
 test-rocm-gfx950: ROCM_ARCHS = gfx942;gfx950
-test-rocm test-rocm-gfx950: $(TEST_PACKAGES)
+test-rocm-gfx90a: ROCM_TARGET = gfx90a
+test-rocm-gfx90a: ROCM_COVER = --cover 1
+test-rocm test-rocm-gfx950 test-rocm-gfx90a: $(TEST_PACKAGES)
 	$(RUN) tools/build_wheel.py rocm --jobs $(JOBS) --archs "$(ROCM_ARCHS)" --dist $(ROCM_SIM)/dist
 	rm -rf $(ROCM_SIM)/site
 	$(RUN) -m zipfile -e $(ROCM_SIM)/dist/radix_kernels_rocm-*.whl $(ROCM_SIM)/site
 	rm -rf $(ROCM_SIM)/site/*.dist-info
 	GCN_TARGET=$(ROCM_TARGET) $(RUN) -m pytest -q -p no:cacheprovider -o pythonpath="$(ROCM_SIM)/site runtime ." \
-	    --device rocm-sim $(report) $(ROCM_TESTS) $(judged)
-	PYTHONPATH="$(ROCM_SIM)/site:runtime:." $(RUN) -m tests.gcn.model_tokens --target $(ROCM_TARGET) --prompts 2
+	    --device rocm-sim --executed $(ROCM_SIM)/executed/ops-$(ROCM_TARGET).json $(ROCM_COVER) $(report) $(ROCM_TESTS) $(judged)
+	$(if $(filter gfx90a,$(ROCM_TARGET)),,PYTHONPATH="$(ROCM_SIM)/site:runtime:." \
+	    $(RUN) -m tests.gcn.model_tokens --target $(ROCM_TARGET) --prompts 2)
 
 # Triton's kernels on the same executor, for gfx942 and gfx950: a cover of their tests, or those that TRITON_COVER says.
-TRITON_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,triton_attention triton_attention_fp8 triton_mla triton_fp8 \
+TRITON_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,triton_attention triton_attention_fp8 triton_mla triton_dies triton_fp8 \
     moe_experts grouped_gemm))
 TRITON_COVER ?= -k "test_options or test_splits or test_block_scales or test_fp8"
-test-rocm-triton: $(TEST_PACKAGES) install
-	for target in gfx942 gfx950; do \
-	    $(RUN) -m pytest -q -p no:cacheprovider -o pythonpath="kernel/python runtime ." $(TRITON_TESTS) --triton $$target \
-	        $(TRITON_COVER) || exit 1; \
-	done
+test-rocm-triton: test-rocm-triton-gfx942 test-rocm-triton-gfx950
+test-rocm-triton-gfx942 test-rocm-triton-gfx950: test-rocm-triton-%: $(TEST_PACKAGES) install
+	$(RUN) -m pytest -q -p no:cacheprovider -o pythonpath="kernel/python runtime ." --triton $* $(TRITON_COVER) \
+	    --executed $(ROCM_SIM)/executed/triton-$*.json $(report) $(TRITON_TESTS) $(judged)
 
-# Whole products of options where the two take a cover of them.
+# Whole products of options where the others take a cover of them.
 test-rocm-full: export RADIX_TEST_FULL = 1
 test-rocm-full: TRITON_COVER =
-test-rocm-full: test-rocm test-rocm-triton
+test-rocm-full: test-rocm test-rocm-gfx950 test-rocm-triton
+
+# The table of what ran, into docs/kernels/rocm.md; after those.
+rocm-table: $(TEST_PACKAGES)
+	$(RUN) -m tests.gcn.executed $(ROCM_SIM)/executed/*.json
 
 # The op tests under a torch without DLPack's exchange API: the system's Python and torch.
 OLD_PYTHON ?= /usr/bin/python3
@@ -142,7 +150,7 @@ test-old-torch: install
 	    assert rk.capabilities()['backend'] == 'cpu', rk._loader.reason"
 	PYTHONPATH=build/old-torch:. $(OLD_PYTHON) -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=0 $(report) $(OLD_TESTS) $(judged)
 
-# Every op of the CPU library under Valgrind; after `make dev`. `test` does the same with what is installed.
+# Every op of the CPU library under Valgrind; after `make dev`. `test-builds` does the same with what is installed.
 memcheck:
 	REQUIRE=valgrind $(RUN) -m pytest -q -p no:cacheprovider tests/kernel/test_memcheck.py
 

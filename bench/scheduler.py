@@ -176,8 +176,8 @@ class NullEngine:
 class Outbox:
     """What `serve` does to a message on this thread: it is encoded."""
 
-    def send(self, message: Any) -> None:
-        """messages.Outbox.send."""
+    def send(self, message: Any, instance: int = 0) -> None:
+        """channel.Outbox.send."""
         from radix_runtime import messages
 
         messages.encode(message)
@@ -185,8 +185,8 @@ class Outbox:
 
 def _scheduler(rows: int, queue: int = 0) -> tuple[Any, Any]:
     """A scheduler and its inbox."""
+    from radix_runtime.channel import LocalChannel
     from radix_runtime.config import ServerArgs
-    from radix_runtime.messages import LocalChannel
     from radix_runtime.scheduler.scheduler import Scheduler
 
     args = ServerArgs(

@@ -115,6 +115,20 @@ def test_relative_links_resolve(document: Path) -> None:
     assert not broken_links(document.read_text(), document)
 
 
+# An item of a list that ends in the middle of its sentence.
+CUT = re.compile(r"\b(?:an?|and|by|from|in|of|or|the|to|with)\n(?=\d+\. |- )")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_item_of_a_list_is_cut_short(document: Path) -> None:
+    assert CUT.findall(document.read_text()) == []
+
+
+def test_an_item_that_is_cut_short_is_found() -> None:
+    assert CUT.search("1. The routes are in\n2. Next") and CUT.search("- one of the\n- two")
+    assert not CUT.search("1. First the\n   second.\n2. Next")
+
+
 def blocks(document: Path, language: str) -> list[str]:
     """The code blocks of a document that are in this language."""
     return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)

@@ -24,7 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build/test-reports"
 MOST = 5  # failures of all stages together that get a second chance
 # The Makefile's variable that names the tests of a stage, where it is not TESTS.
-SELECTION = {"test-old-torch": "OLD_TESTS", "test-rocm": "ROCM_TESTS"}
+SELECTION = {
+    "test-old-torch": "OLD_TESTS",
+    "test-rocm": "ROCM_TESTS",
+    "test-rocm-gfx950": "ROCM_TESTS",
+    "test-rocm-gfx90a": "ROCM_TESTS",
+    "test-rocm-triton-gfx942": "TRITON_TESTS",
+    "test-rocm-triton-gfx950": "TRITON_TESTS",
+}
 
 
 @dataclass(frozen=True)

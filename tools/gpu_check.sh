@@ -20,7 +20,7 @@ cuda=(env "PYTHONPATH=$site/cuda:." "$python")
 cpu=(env "PYTHONPATH=$site/cpu:." "$python")
 pytest=(-m pytest -q -p no:cacheprovider -o pythonpath=.)
 "$python" -c "import xdist" 2>/dev/null && pytest+=(-n "${JOBS:-3}")
-ops=(tests/kernel/test_{norm,layernorm,activation,rope,fused_rope,kv_cache,sampling,sampling_distribution,sampling_edits,sampling_logprobs,sampling_shards,linear}.py)
+ops=(tests/kernel/test_{norm,layernorm,activation,rope,fused_rope,kv_cache,sampling,sampling_distribution,sampling_edits,sampling_logprobs,sampling_shards,linear,step}.py)
 mapfile -t levels < <("$python" tests/kernel/isa_levels.py)
 rm -f "$out"/*.log "$out"/*.line
 
@@ -72,13 +72,18 @@ stage tokens 200 "${cuda[@]}" -m tests.runtime.demo_tokens check --device "$devi
   stage llama-cpu 100 "${cpu[@]}" -m tests.gpu.llama_tokens write "$site/llama.json"
   stage llama 100 "${cuda[@]}" -m tests.gpu.llama_tokens compare "$site/llama.json" --device "$device"
 } &
+{
+  stage toggles-cpu 200 "${cpu[@]}" -m tests.gpu.toggle_tokens write "$site/toggles.json"
+  stage toggles 400 "${cuda[@]}" -m tests.gpu.toggle_tokens compare "$site/toggles.json" --device "$device"
+} &
+stage random-load 400 "${cuda[@]}" -m tests.gpu.random_load bench/serving/models/qwen3-0.6b --device "$device" --runs 0 &
 stage quantized 300 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" &
-stage graph-tokens 200 "${cuda[@]}" -m tests.gpu.graph_tokens bench/serving/models/qwen3-0.6b --requests 60 &
+stage graph-tokens 400 "${cuda[@]}" -m tests.gpu.graph_tokens bench/serving/models/qwen3-0.6b --requests 60 &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &
 # at_level FLAG LEVEL TESTS...: the CPU wheel's op tests, and these, at a level that CI may lack.
 at_level() {
   grep -qw "$1" /proc/cpuinfo || return 0
-  stage "$2" 400 env RADIX_CPU_ISA="$2" "${cpu[@]}" "${pytest[@]}" "${levels[@]}" "${@:3}"
+  stage "$2" 400 env RADIX_TEST_FULL=1 RADIX_CPU_ISA="$2" "${cpu[@]}" "${pytest[@]}" "${levels[@]}" "${@:3}"
 }
 at_level amx_bf16 amx tests/runtime/test_bits.py & # of every level
 at_level avx512_bf16 avx512_bf16 &
@@ -88,7 +93,7 @@ if grep -qw amx_bf16 /proc/cpuinfo; then
 fi
 wait
 # What lies between rows far apart takes memory: nothing else beside them, nor beside ranks, which wait for each other.
-stage far-apart 300 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_far_apart.py
+stage far-apart 300 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{far_apart,page_first}.py
 if [[ $device == cuda ]]; then
   stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py
   stage ranks 400 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -57,6 +57,22 @@ def measure(case: Case, sets: Sequence[Inputs], compute_bound: bool, arm_seconds
     seconds = arm_seconds if long else ROUND_SECONDS
     arms = {name: _graph_arm(fn, sets, seconds) for name, fn in contenders.items()}
     return Row(case.facts(), _alternate(arms, LONG_ROUNDS if long else ROUNDS, watch=long))
+
+
+def in_turns(
+    contenders: Mapping[str, Contender],
+    sets: Mapping[str, Sequence[Inputs]],
+    *,
+    rounds: int,
+    seconds: float,
+) -> dict[str, Timing]:
+    """Contenders that have inputs of their own, each in a graph over all of them; rounds of at
+    least `seconds`, in turns."""
+    arms = {}
+    for name, fn in contenders.items():
+        repeated = list(sets[name]) * max(1, CALLS // len(sets[name]))
+        arms[name] = _graph_arm(fn, repeated, seconds)
+    return _alternate(arms, rounds)
 
 
 # An arm: its method, and a function that runs one round and returns seconds a call.

@@ -14,7 +14,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -160,10 +160,11 @@ class _Loop:
         a_call = first if first > ROUND_SECONDS else self._timed(1)
         self._batch = max(1, min(len(sets), BATCH, int(ROUND_SECONDS / 4 / max(a_call, 1e-9))))
 
-    def round(self) -> None:
+    def round(self, seconds: float | None = None, least_calls: int = 1) -> None:
+        least = ROUND_SECONDS if seconds is None else seconds
         calls = 0
         elapsed = 0.0
-        while elapsed < ROUND_SECONDS or not calls:
+        while elapsed < least or calls < least_calls:
             elapsed += self._timed(self._batch)
             calls += self._batch
         self.samples.append(elapsed / calls)
@@ -176,6 +177,23 @@ class _Loop:
         elapsed = time.perf_counter() - start
         self.spent += elapsed
         return elapsed
+
+
+def loops_in_turns(
+    contenders: Mapping[str, Contender],
+    sets: Mapping[str, Sequence[Inputs]],
+    *,
+    rounds: int,
+    seconds: float,
+) -> dict[str, Timing]:
+    """Contenders that have inputs of their own, on the CPU; rounds of at least `seconds` and of
+    all inputs, in turns."""
+    arms = {name: _Loop(fn, sets[name]) for name, fn in contenders.items()}
+    for _ in range(rounds):
+        for name, arm in arms.items():
+            time.sleep(SETTLE_SECONDS)
+            arm.round(seconds=seconds, least_calls=len(sets[name]))
+    return {name: Timing.of(arm.samples, "loop") for name, arm in arms.items()}
 
 
 def last_level_cache() -> int:

@@ -2,7 +2,7 @@
 
 The same tokens, in windows that do not overlap, by the codes of the file in float32, by the codes
 with activations in 16 bits, and by what is served: activations in 8 bits. llama.cpp's is beside
-them where its Python package is installed."""
+them where `pip install llama-cpp-py-sync` has put it (a prebuilt library)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.real_model import conversations, smollm2
+from bench.serving.llama_logits import LlamaLogits
 
 Windows = list[list[int]]
+
+EXACT = "float32"
+LLAMA = "llama.cpp"
+# The settings of our runs: the codes of the file and x in so many bits.
+ROWS: dict[str, dict[str, Any]] = {
+    EXACT: {"dtype": "float32"},
+    "x-in-16-bits": {"quantizes_x": False},
+    "x-in-8-bits": {},
+    LLAMA: {},
+}
 
 
 def main(argv: list[str]) -> None:
@@ -24,15 +36,23 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=50_000)
     parser.add_argument("--window", type=int, default=512, help="tokens that see each other")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--only", nargs="+", choices=ROWS, default=list(ROWS), help="rows to measure"
+    )
     args = parser.parse_args(argv)
     if args.model is None:
         parser.error("give --model, or `make real-model` for SmolLM2")
     windows = cut(args.model, args.tokens, args.window)
     print(f"{args.model.name}, {sum(map(len, windows))} tokens in windows of {args.window}")
-    exact = report("codes, float32", lambda: radix(args, windows, dtype="float32"))
-    report("codes, x in 16 bits", lambda: radix(args, windows, quantizes_x=False), exact)
-    report("codes, x in 8 bits (served)", lambda: radix(args, windows), exact)
-    report("llama.cpp", lambda: llama(args, windows), exact)
+    exact = None
+    for row in args.only:
+        found = report(row, partial(measure, row, args, windows), exact)
+        exact = found if row == EXACT else exact
+
+
+def measure(row: str, args: argparse.Namespace, windows: Windows) -> float | None:
+    """The perplexity; None where llama.cpp is not installed."""
+    return llama(args, windows) if row == LLAMA else radix(args, windows, **ROWS[row])
 
 
 def cut(model: Path, tokens: int, window: int) -> Windows:
@@ -97,22 +117,9 @@ def radix(
 def llama(args: argparse.Namespace, windows: Windows) -> float | None:
     """By llama.cpp's logits; None where it is not installed."""
     try:
-        from llama_cpp import Llama
+        model = LlamaLogits(args.model, window=args.window, threads=args.threads)
     except ImportError:
         return None
-    import numpy as np
-
-    size = args.window
-    model = Llama(
-        str(args.model), n_ctx=size, n_batch=size, n_threads=args.threads, logits_all=True,
-        verbose=False,
-    )  # fmt: skip
-    total = 0.0
-    for window in windows:
-        model.reset()
-        model.eval(window)
-        logits = np.asarray(model.scores[: size - 1], dtype=np.float64)
-        highest = logits.max(-1)
-        norm = highest + np.log(np.exp(logits - highest[:, None]).sum(-1))
-        total += float((norm - logits[np.arange(size - 1), window[1:]]).sum())
-    return math.exp(total / ((size - 1) * len(windows)))
+    print(f"llama.cpp: {model.system_info()}")
+    found = [value for window in windows for value in model.logprobs(window)]
+    return math.exp(-sum(found) / len(found))

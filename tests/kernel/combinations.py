@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,26 +48,3 @@ def pair_cover(values: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     return [
         tuple(choices[index] for choices, index in zip(values, each, strict=True)) for each in cover
     ]
-
-
-def value_cover(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
-    """Tests without parameters, and of every other some parameter sets, in which each value of each
-    of its parameters is at least once; the same for a seed, and others for another seed."""
-    sets: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        sets[item.nodeid.partition("[")[0]].append(item)
-    kept = set()
-    for name, own in sets.items():
-        seen: set[tuple[str, str]] = set()
-        for item in random.Random(seed + name).sample(own, len(own)):
-            values = _values(item)
-            if not values or values - seen:
-                kept.add(item)
-            seen |= values
-    return kept
-
-
-def _values(item: pytest.Item) -> set[tuple[str, str]]:
-    """The parameters of a test, by name, and what stands for their values."""
-    callspec = getattr(item, "callspec", None)
-    return {(name, repr(value)) for name, value in callspec.params.items()} if callspec else set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.gcn import library
+from tests import covers
+from tests.gcn import executed, library
 from tests.kernel import combinations, gpu_wheels, helpers, on_device
 
 if not torch.cuda.is_available():
@@ -39,7 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cover",
         metavar="SEED",
-        help="of each test only some parameter sets, in which every value is (value_cover)",
+        help="of each test only some parameter sets, in which every value is (tests/covers.py)",
+    )
+    parser.addoption(
+        "--executed", metavar="FILE", type=Path, help="write what the executor ran there, as JSON"
     )
     parser.addoption("--numerics", action="store_true", help="print the largest errors seen")
 
@@ -75,7 +80,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: bool(_wheels([item])))
     if seed := config.getoption("--cover"):
-        kept = combinations.value_cover(items, seed)
+        sets = covers.by_test(items)
+        kept = {item for name in sets for item in covers.cover(sets[name], 1, seed + name)}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
 
@@ -172,6 +178,8 @@ def pytest_terminal_summary(
             f" {facts['instructions']} wave instructions of {len(facts['executed'])} kinds,"
             f" {rate:.1f} million a second; not known: {len(facts['unknown'])}"
         )
+        if path := config.getoption("--executed"):
+            executed.write(path, "kernel of Triton" if config.getoption("--triton") else "op")
     if not config.getoption("--numerics"):
         return
     terminalreporter.section("largest errors against float64 (norm, worst element)")

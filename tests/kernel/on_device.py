@@ -7,6 +7,7 @@ the CPU.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 import radix_kernels
 from radix_kernels import _dispatch, _loader
-from tests.gcn import arrays, library
+from tests.gcn import arrays, executed, library
 
 # cupy: on the GPU, in CuPy's arrays; rocm-sim: AMD's machine code, executed by tests/gcn
 DEVICES = ("cpu", "cuda", "cupy", "rocm-sim")
@@ -67,11 +68,13 @@ def _skipped(name: str) -> Callable[..., Any]:
 
 def _moved(op: Callable[..., Any], device: str) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
-        trip = _ExecutorTrip(device) if device == "rocm-sim" else _Trip(device)
+        on_executor = device == "rocm-sim"
+        trip = _ExecutorTrip(device) if on_executor else _Trip(device)
         there = [trip.send(x) for x in args]
         given = {name: trip.send(x) for name, x in options.items()}
         try:
-            result = op(*there, **given)
+            with executed.counted(op.__name__) if on_executor else contextlib.nullcontext():
+                result = op(*there, **given)
         finally:
             trip.end()
         return trip.receive(result)

@@ -15,6 +15,8 @@ import radix_kernels as rk
 from tests.kernel.attention_cases import Case, amplitude, make_case, oracle
 from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded
 
+pytestmark = pytest.mark.cover("values")
+
 HALVES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
 OPTIONS = {

@@ -16,6 +16,8 @@ from tests.kernel.helpers import (
     guarded,
 )
 
+pytestmark = pytest.mark.cover("values")
+
 HALVES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
 # (new tokens, keys): across the borders of 128 keys, a chunk behind a prefix, decode rows, rows

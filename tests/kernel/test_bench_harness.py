@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import weakref
@@ -13,7 +14,7 @@ import torch
 
 import radix_kernels as rk
 from bench.kernels import __main__ as command
-from bench.kernels import harness, peers
+from bench.kernels import harness, kv_layout, peers
 from bench.kernels.families import FAMILIES
 from bench.kernels.families.attention import attention
 from bench.kernels.families.pointwise import pointwise
@@ -189,3 +190,38 @@ def test_torch_does_what_we_do(family, op):
         assert a.shape == b.shape
         error = (a.float() - b.float()).norm() / b.float().norm()
         assert error < (0.15 if "int4" in op else 0.03), float(error)
+
+
+def test_both_orders_of_a_pool_are_all_of_its_memory():
+    memory = torch.zeros(
+        5 * 2 * 3 * 4 * 6 + 7, dtype=torch.bfloat16
+    )  # 5 pages of 4 tokens and a bit
+    pool = kv_layout.Pool(memory, layers=2, parts=3, shape=(2, 3))
+    for order in kv_layout.FIRST:
+        layers = pool.views(order, 4)
+        assert [len(parts) for parts in layers] == [3, 3]
+        for part in (part for parts in layers for part in parts):
+            assert part.shape == (5, 4, 2, 3)
+            part += 1
+        assert (memory[:-7] == 1).all() and not memory[-7:].any()
+        memory.zero_()
+    a_page = [part[1] for parts in pool.views("page first", 4) for part in parts]
+    starts = sorted(part.data_ptr() for part in a_page)
+    assert starts[-1] - starts[0] == 5 * a_page[0].nbytes
+
+
+@pytest.mark.parametrize("latent", [[], ["--latent"]])
+def test_the_orders_of_a_pool_are_compared(latent, tmp_path, monkeypatch, capsys):
+    for works in ("CPU_DECODE", "CPU_PREFILL", "CPU_STORE", "DECODE", "PREFILL"):
+        small = [kv_layout.Work(rows=2, new=1, context=9)] * 2
+        monkeypatch.setattr(kv_layout, works, small)
+    report = tmp_path / "figures.json"
+    sizes = "--gib 0.001 --layers 2 --page-sizes 1 4 --rounds 2 --seconds 0".split()
+    lines = kv_layout.main([*sizes, "--json", str(report), *latent])
+    written = json.loads(report.read_text())["rows"]
+    assert [row["ratio"] for row in written] == [line.ratio for line in lines]
+    assert len(lines) == (6 if latent else 16)
+    assert all(set(line.timings) == set(kv_layout.FIRST) and line.ratio > 0 for line in lines)
+    assert capsys.readouterr().out.count("2 x 1 tokens of 9") == len(lines)
+    with pytest.raises(SystemExit, match="give a larger --gib"):
+        kv_layout.main(["--gib", "0.00001", "--page-sizes", "16", "--layers", "1"])

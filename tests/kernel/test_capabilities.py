@@ -51,8 +51,9 @@ def test_keys_and_ops():
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
-        "Decoder", "GpuCommunicator", "LogitEdits", "PackedExperts",
-        "PackedWeight", "ShmCommunicator", "capabilities", "dequantize_gguf", "fp8_format",
+        "Decoder", "DenseLayer", "GpuCommunicator", "LogitEdits", "PackedExperts",
+        "PackedWeight", "PersistentDecoder", "ShmCommunicator", "capabilities",
+        "dequantize_gguf", "fp8_format",
         "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_weight",
         "rope_cos_sin_cache", "set_fallback",
         "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
@@ -267,3 +268,11 @@ def test_threads():
                 rk.set_num_threads(bad)
     finally:
         rk.set_num_threads(before)
+
+
+def test_a_dtype_that_triton_refuses_has_the_reference(monkeypatch):
+    """The self-test on a GPU called float32 `mla_decode` wrong, which Triton's kernel refuses."""
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    monkeypatch.setattr(_dispatch, "_native", lambda op, device: None)
+    assert _dispatch.describe("mla_decode", "cuda", "bfloat16")[0] == "triton"
+    assert _dispatch.describe("mla_decode", "cuda", "float32")[0] == "reference"

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.kernel.combinations import pair_cover, parametrize, value_cover
+from tests.kernel.combinations import pair_cover, parametrize
 
 pytestmark = pytest.mark.cpu_only
 VALUES = [["a", "b"], [1, 2, 3, 4, 5], [0.5, 1.5, 2.5], [None, "x"]]
@@ -52,30 +52,3 @@ def test_a_test_without_the_mark_is_left_alone():
     metafunc.definition.get_closest_marker.return_value = None
     parametrize(metafunc)
     metafunc.parametrize.assert_not_called()
-
-
-def items_of(**tests: list[dict[str, object]]) -> list[Mock]:
-    """Tests by name, with their parameter sets; an empty set is a test without parameters."""
-    items = []
-    for name, sets in tests.items():
-        for number, params in enumerate(sets):
-            item = Mock(nodeid=f"test_it.py::{name}[{number}]" if params else f"test_it.py::{name}")
-            item.callspec.params = params
-            if not params:
-                del item.callspec
-            items.append(item)
-    return items
-
-
-def test_every_value_is_in_a_cover_of_values():
-    names = ("letter", "number", "share", "other")
-    product = [dict(zip(names, each, strict=True)) for each in itertools.product(*VALUES)]
-    items = items_of(plain=[{}], wide=product, single=[{"letter": each} for each in "abc"])
-    covers = [value_cover(items, seed) for seed in ("avx2", "avx512")]
-    assert covers[0] == value_cover(items, "avx2") and covers[0] != covers[1]
-    for cover in covers:
-        assert items[0] in cover and cover >= set(items[-3:])
-        wide = [item.callspec.params for item in cover if "::wide" in item.nodeid]
-        for name, values in zip(names, VALUES, strict=True):
-            assert {params[name] for params in wide} == set(values)
-        assert len(wide) <= sum(map(len, VALUES))  # of 60

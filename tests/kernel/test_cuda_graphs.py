@@ -17,6 +17,8 @@ import torch
 
 # As imported: what the tests of single ops patch copies and waits, which a capture does not allow.
 from radix_kernels import (
+    accept_tokens,
+    fill_step_tensors,
     flash_attn_with_kvcache,
     merge_state,
     mla_decode,
@@ -27,6 +29,13 @@ from radix_kernels import (
 from tests.kernel import mla_cases
 from tests.kernel.attention_cases import Case, make_case, oracle
 from tests.kernel.helpers import ATTENTION, assert_close, spread
+from tests.kernel.step_cases import (
+    POISON,
+    expected_accept,
+    expected_fill,
+    random_samples,
+    random_step,
+)
 
 BF16 = torch.bfloat16
 PAGES = 400
@@ -314,3 +323,37 @@ def test_calls_in_a_row_without_a_wait(device, rng):
             state.step()
     for state, (out, again) in zip(states, expected, strict=True):
         assert torch.equal(state.out, out) and torch.equal(state.again, again)
+
+
+def test_step_tensors(device, rng):
+    """A decode step's tensors, and what it accepts, from other lengths, pages and tokens."""
+    sizes = {"decodes": 5, "chunks": 0, "padding": 3, "page_size": 16, "spare": 2}
+    held = random_step(rng, **sizes)
+    *given, page_size = [x.to(device) if isinstance(x, torch.Tensor) else x for x in held.given]
+    made = {name: x.to(device) for name, x in held.made.items()}
+    drawn = random_samples(rng, 5, most=1, ragged=False)
+    accepted = [x.to(device) for x in drawn.given]
+
+    def step() -> None:
+        fill_step_tensors(*given, page_size, **made)
+        accept_tokens(*accepted)
+
+    run = None
+    for _ in range(4):
+        fresh = random_step(rng, **sizes)
+        samples = random_samples(rng, 5, most=1, ragged=False)
+        # The first run is the one that is recorded.
+        for _ in range(1 if run else 2):
+            for there, x in zip(
+                [*given, *accepted], [*fresh.given[:-1], *samples.given], strict=True
+            ):
+                there.copy_(x)
+            for x in made.values():
+                x.fill_(POISON)
+            run = run or record(step, device)
+        run()
+        expected = expected_fill(fresh)
+        assert given[4].tolist()[:-1] == expected.pop("committed_len")[:-1]
+        assert {name: x.tolist() for name, x in made.items()} == expected
+        _, next_token, committed = expected_accept(samples, all_drawn=False)
+        assert accepted[3].tolist() == next_token and accepted[4].tolist() == committed

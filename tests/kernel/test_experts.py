@@ -20,6 +20,8 @@ from tests.kernel.experts_cases import (
 )
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers
 
+pytestmark = pytest.mark.cover("values")
+
 HALVES = [torch.bfloat16, torch.float16]
 
 

@@ -9,6 +9,8 @@ import radix_kernels as rk
 from tests.kernel.gemm_cases import FP8, HALVES, fp8, on_gpu, scales
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
 
+pytestmark = pytest.mark.cover("values")
+
 # Sums that the tensor cores keep over all of K: what is cut off grows with K.
 FAST = {1024: FP8, 16384: {torch.float16: (5e-3, 4e-2), torch.bfloat16: (6e-3, 4e-2)}}
 

@@ -94,7 +94,9 @@ def call(op: str, run: str, *args, out, **options):
 
 
 NO_TRITON = pytest.mark.skipif(not TRITON, reason="triton is not installed")
-pytestmark: Any = pytest.mark.usefixtures("interpreter_widens_bfloat16") if TRITON else []
+pytestmark = [pytest.mark.cover("values")]
+if TRITON:
+    pytestmark.append(pytest.mark.usefixtures("interpreter_widens_bfloat16"))
 
 
 def tolerance(dtype: torch.dtype, run: str) -> tuple[float, float]:

@@ -27,8 +27,9 @@ LAYERS = (
     (
         "_products", "activation", "attention", "comm", "decoder", "formats", "fp8", "fused_rope",
         "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm",
-        "packed_experts", "packed_weight", "quantize", "rope", "sampling", "sampling_shards",
-        "threads",
+        "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope", "sampling",
+        "sampling_shards",
+        "step", "threads",
     ),
     ("capabilities",),
     ("",),  # the package itself

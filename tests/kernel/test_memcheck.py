@@ -72,12 +72,14 @@ def memcheck(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.builds()
 def test_ops_stay_within_their_tensors_and_write_all_of_their_outputs(program):
     done = memcheck(program)
     assert done.returncode == 0 and not done.stderr, done.stderr[-4000:]
     assert "ran at level avx2" in done.stdout
 
 
+@pytest.mark.builds()
 @pytest.mark.parametrize(
     ("mistake", "report"),
     [("past-the-end", "Invalid read of size"), ("not-written", "uninitialised value")],

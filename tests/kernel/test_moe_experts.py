@@ -18,7 +18,10 @@ rt = triton_module("moe")
 TOLERANCE = dict(TOLERANCE)
 if INTERPRETED:  # the interpreter cuts float32 to bfloat16 where a chip rounds to the nearest
     TOLERANCE[torch.bfloat16] = (1.5e-2, 6e-2)
-pytestmark = pytest.mark.usefixtures("interpreter_widens_bfloat16")
+pytestmark = [
+    pytest.mark.cover("values"),
+    pytest.mark.usefixtures("interpreter_widens_bfloat16"),
+]
 
 
 def run(case: Experts, out: torch.Tensor, tiles: tuple[Any, Any] | None = None) -> None:

@@ -26,7 +26,8 @@ by_name = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 # What the binding has besides kernels.
 NO_KERNELS = {
-    "Decoder", "PackedDesc", "flash_attn_workspace_size", "fused_experts_workspace_size",
+    "Decoder", "PackedDesc", "PersistentDecoder", "flash_attn_workspace_size",
+    "fused_experts_workspace_size",
     "get_num_threads", "hip_runtime", "isa", "m_grouped_gemm_workspace_size",
     "mla_decode_workspace_size", "sampling_workspace_size", "set_bundled_hip", "set_num_threads",
 }  # fmt: skip
