@@ -299,7 +299,8 @@ def test_choices_are_of_shapes_alone():
                 *tensors, SCALE, True, meta(batch, heads, LATENT), None, any_split=any_split
             )
         tiles = rt.choose_tiles(heads, torch.version.hip is not None)
-        assert launched[0][0] == (batch * heads // tiles.block_m + batch, splits)
+        blocks = batch * heads // tiles.block_m + batch
+        assert launched[0][0] == (blocks * splits,)
         joins = [(batch, heads)] if splits > 1 else []
         assert [grid for grid, _, _ in launched[1:]] == joins
 
