@@ -210,9 +210,10 @@ __device__ inline void weigh(const W* weight, float factor, float (&v)[N]) {
   for (int j = 0; j < N; j++) v[j] = v[j] * factor * to_float(w[j]);
 }
 
-// A block a row, in registers. `lanes` neighbouring lanes share a group; 0: the row is one.
+// A block a row, in registers: 64 a thread, so that a multiprocessor has 1,024 of them. `lanes` neighbouring lanes
+// share a group; 0: the row is one.
 template <int kBlock, class F, class T, class W>
-__global__ void __launch_bounds__(kBlock) norm_kernel(NormTask task, Result result, int lanes) {
+__global__ void __launch_bounds__(kBlock, 1024 / kBlock) norm_kernel(NormTask task, Result result, int lanes) {
   constexpr int N = kPackSize<T>;
   const W* weight = static_cast<const W*>(task.weight);
   wait_for_previous();

@@ -183,7 +183,7 @@ __device__ inline void compute(const Params& p, const SharedPlan& plan, char* me
   flags.leave();
 }
 
-__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 1) persistent_decode_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char memory[];
   const SharedPlan plan = shared_plan(p);
   uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + plan.barriers);

@@ -136,7 +136,7 @@ void persistent_decode(const rk_persistent_decoder_args& args, rk_stream stream)
   shape.threads = dim3(kThreads);
   shape.shared_bytes = shared_plan(p).bytes;
   shape.cooperative = true;
-  launch_dependent("persistent_decode", device, stream, decode_kernel, shape, p);
+  launch_dependent("persistent_decode", device, stream, persistent_decode_kernel, shape, p);
 }
 
 }  // namespace backend
