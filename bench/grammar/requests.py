@@ -8,9 +8,11 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from radix_runtime import Engine
 from .processes import schema
 
 _START_LIMIT = 300.0  # seconds until a server is ready
+_STOP_LIMIT = 30.0  # and until it has ended
 _WARM_REQUESTS = 5  # of each kind
 _MAX_TOKENS = 1_024
 _PROMPT = "Give me an object."
@@ -72,21 +75,28 @@ def _ask(connection: http.client.HTTPConnection, schema_text: str | None) -> flo
 def _server(flags: list[str]) -> Iterator[int]:
     """The port of `radix serve` in processes of its own."""
     command = [sys.executable, "-m", "radix_runtime.cli", "serve", "--port", "0", *flags]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert server.stdout is not None
-    try:
-        deadline = time.monotonic() + _START_LIMIT
-        for line in server.stdout:
-            found = re.search(r"ready: http://\S+:(\d+)", line)
-            if found:
-                yield int(found[1])
-                return
-            if time.monotonic() > deadline:
-                break
-        raise AssertionError("the server is not ready")
-    finally:
-        server.terminate()
-        server.wait()
+    with tempfile.NamedTemporaryFile("w+") as output:  # a pipe would have to be read on
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield _port_of(server, Path(output.name))
+        finally:
+            server.terminate()
+            try:
+                server.wait(_STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _port_of(server: subprocess.Popen[bytes], output: Path) -> int:
+    """Waits until the server is ready."""
+    deadline = time.monotonic() + _START_LIMIT
+    while server.poll() is None and time.monotonic() < deadline:
+        found = re.search(r"ready: http://\S+:(\d+)", output.read_text())
+        if found:
+            return int(found[1])
+        time.sleep(0.1)
+    raise AssertionError(f"the server is not ready:\n{output.read_text()}")
 
 
 def throughput(args: argparse.Namespace) -> None:

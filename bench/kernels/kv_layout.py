@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,10 +240,8 @@ def memory_of(args: argparse.Namespace) -> torch.Tensor:
 def text_of(line: Line) -> str:
     """A line of the printed table."""
     times = "".join(f"{line.timings[order].median_us:12.1f}" for order in FIRST)
-    spread = [statistics.fmean((t.high_us - t.low_us) / t.median_us for t in line.timings.values())]
-    return (
-        f"{line.op:26s}{line.work:28s}{line.page_size:5d}{times}{line.ratio:8.3f}{max(spread):8.1%}"
-    )
+    spread = max((t.high_us - t.low_us) / t.median_us for t in line.timings.values())
+    return f"{line.op:26s}{line.work:28s}{line.page_size:5d}{times}{line.ratio:8.3f}{spread:8.1%}"
 
 
 def report_of(args: argparse.Namespace, lines: list[Line]) -> dict[str, object]:

@@ -396,7 +396,6 @@ void mla_kv(rk_dtype dtype) {
   done("concat_mla_k", rk_concat_mla_k(&concat, 0), {&k});
 }
 
-// A row of one token over two splits and a row of a few.
 // Three rows of two and a half pages of 4 tokens, of which one runs a chunk; rows 3 and 4 are padding's.
 void step() {
   const Tensor next = ints({5, -1, 7, 0, 0}, {5, 1}), table = ints({9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0}, {4, 3});
@@ -418,6 +417,7 @@ void step() {
   done("accept_tokens", rk_accept_tokens(&accept, 0), {&tokens_next, &committed, &counts});
 }
 
+// A row of one token over two splits and a row of a few.
 void latent_attention(rk_dtype dtype) {
   const int64_t heads = 9, latent = 48, rotary = 16;
   const Tensor cache = numbers(dtype, {8, 75, latent + rotary}),

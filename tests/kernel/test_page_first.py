@@ -196,6 +196,7 @@ class FarPool:
 
     def __init__(self) -> None:
         self._memory = torch.empty(FAR_PAGES * PAGE_BYTES, dtype=torch.uint8, device="cuda")
+        self._memory.fill_(0xFF)  # NaN in bfloat16, float32 and e4m3fn
 
     def view(self, page: torch.Size, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
         """[FAR_PAGES, *page]."""

@@ -29,6 +29,7 @@ class Sizes:
     bias: bool = False
     page_size: int = 16
     pages: int = 700
+    page_first: bool = False  # a page of all layers in one piece, as the runtime has it on a GPU
 
 
 class Model:
@@ -36,7 +37,7 @@ class Model:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.layers = [self._layer(sizes) for _ in range(sizes.layers)]
+        self.layers = [self._layer(sizes, *caches) for caches in self._caches(sizes)]
         self.norm = self._random(sizes.hidden, around=1)
         positions = torch.arange(50_000, dtype=torch.float64)[:, None]
         angles = positions * 1e6 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
@@ -56,13 +57,22 @@ class Model:
     def _random(*shape: int, scale: float = 0.2, around: float = 0) -> torch.Tensor:
         return (around + scale * torch.randn(shape, device="cuda")).to(BF16)
 
-    def _layer(self, s: Sizes) -> rk.DenseLayer:
+    @staticmethod
+    def _caches(s: Sizes) -> list[tuple[torch.Tensor, ...]]:
+        """Keys and values of each layer, which `make_step` fills."""
+        page = (s.page_size, s.kv_heads, D)
+        if s.page_first:
+            pool = torch.empty((s.pages, s.layers, 2, *page), dtype=BF16, device="cuda")
+            return [pool[:, layer].unbind(1) for layer in range(s.layers)]
+        pool = torch.empty((s.layers, 2, s.pages, *page), dtype=BF16, device="cuda")
+        return [layer.unbind() for layer in pool]
+
+    def _layer(self, s: Sizes, k_cache: torch.Tensor, v_cache: torch.Tensor) -> rk.DenseLayer:
         def weight(rows: int, k: int) -> torch.Tensor:
             return self._random(rows, k, scale=k**-0.5)
 
         all_heads = s.heads + 2 * s.kv_heads
         norms = [1 + 0.2 * torch.randn(D, device="cuda") if s.head_norms else None for _ in "qk"]
-        cache = (s.pages, s.page_size, s.kv_heads, D)
         return rk.DenseLayer(
             qkv=weight(all_heads * D, s.hidden),
             o=weight(s.hidden, s.heads * D),
@@ -73,8 +83,8 @@ class Model:
             post_norm=self._random(s.hidden, around=1),
             q_norm=norms[0],
             k_norm=norms[1],
-            k_cache=self._random(*cache, scale=1),
-            v_cache=self._random(*cache, scale=1),
+            k_cache=k_cache,
+            v_cache=v_cache,
         )
 
 
@@ -98,6 +108,11 @@ class Step:
         return Step(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
 
+def places(sizes: Sizes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Page and place in it."""
+    return slots // sizes.page_size, slots % sizes.page_size
+
+
 def make_step(model: Model, lens: list[int]) -> Step:
     """Rows of these lengths on pages of their own; all other slots are NaN."""
     s = model.sizes
@@ -111,17 +126,16 @@ def make_step(model: Model, lens: list[int]) -> Step:
         pages = -(-n // s.page_size)
         table[row, :pages] = free[taken : taken + pages]
         taken += pages
-        places = torch.arange(n, device="cuda")
-        row_slots = table[row, places // s.page_size].long() * s.page_size + places % s.page_size
+        page, place = places(s, torch.arange(n, device="cuda"))
+        row_slots = table[row, page].long() * s.page_size + place
         used[row_slots[:-1]] = True
         slots.append(int(row_slots[-1]))
     assert taken <= s.pages
+    filled = places(s, used.nonzero()[:, 0])
     for layer in model.layers:
         for cache in (layer.k_cache, layer.v_cache):
-            cache.view(-1, s.kv_heads, D)[~used] = float("nan")
-            cache.view(-1, s.kv_heads, D)[used] = torch.randn(
-                (int(used.sum()), s.kv_heads, D), device="cuda"
-            ).to(BF16)
+            cache.fill_(float("nan"))
+            cache[filled] = torch.randn((int(used.sum()), s.kv_heads, D), device="cuda").to(BF16)
     kv_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
     return Step(
         hidden=torch.randn(len(lens), s.hidden, device="cuda").to(BF16),
@@ -185,11 +199,11 @@ def _attended(
 ) -> torch.Tensor:
     """One row's heads, in one dimension."""
     s = model.sizes
-    places = torch.arange(int(step.lens[row]) - 1, device="cuda")
-    slots = step.table[row, places // s.page_size].long() * s.page_size + places % s.page_size
+    page, place = places(s, torch.arange(int(step.lens[row]) - 1, device="cuda"))
+    seen = step.table[row, page].long(), place
     group = s.heads // s.kv_heads
     keys, values = (
-        torch.cat((cache.view(-1, s.kv_heads, D)[slots].double(), new[None]))
+        torch.cat((cache[seen].double(), new[None]))
         for cache, new in ((layer.k_cache, k), (layer.v_cache, v))
     )
     scores = torch.einsum("hd,nhd->hn", q, keys.repeat_interleave(group, 1)) * D**-0.5
@@ -220,6 +234,11 @@ CASES = {
     "long": (replace(SMALL, pages=2600), [40_000]),
     "rows of all lengths": (SMALL, [5, 640, 33, 2047, 2048, 2049, 700, 1]),
     "pages of one token": (replace(SMALL, page_size=1, pages=3000), [700, 3, 2049]),
+    "page first": (replace(SMALL, page_first=True), [5, 640, 2049, 1]),
+    "page first, pages of one token": (
+        replace(SMALL, page_first=True, page_size=1, pages=3000),
+        [700, 2, 2049],
+    ),
     "pages of 64": (replace(SMALL, page_size=64, pages=64), [700, 3, 128, 64, 65]),
     "llama": (LLAMA, [640, 31]),
     "a bias, seven heads a KV head": (
@@ -247,9 +266,9 @@ def test_a_step_is_that_of_float64(name: str):
     assert error(found, wanted) < 1.3 * error(ops, wanted)
     for layer, caches, new in zip(model.layers, before, stored, strict=True):
         for cache, old, values in zip((layer.k_cache, layer.v_cache), caches, new, strict=True):
-            rows = cache.view(-1, sizes.kv_heads, D)
-            assert error(rows[step.slots], values) < 2e-2
-            old.view(-1, sizes.kv_heads, D)[step.slots] = rows[step.slots]
+            new_place = places(sizes, step.slots)
+            assert error(cache[new_place], values) < 2e-2
+            old[new_place] = cache[new_place]
             assert torch.equal(cache.view(torch.int16), old.view(torch.int16)), "another slot"
 
 
@@ -288,14 +307,42 @@ def test_a_graph_serves_other_rows():
 def test_nothing_is_stored_at_slot_minus_one_and_other_numbers_of_rows_follow():
     model = Model(SMALL)
     step = make_step(model, [640, 5])
-    before = [layer.k_cache.clone() for layer in model.layers]
+    before = [(layer.k_cache.clone(), layer.v_cache.clone()) for layer in model.layers]
     wanted = replace(step, slots=torch.full_like(step.slots, -1)).run(model)
-    for layer, old in zip(model.layers, before, strict=True):
-        assert torch.equal(layer.k_cache.view(torch.int16), old.view(torch.int16))
+    for layer, caches in zip(model.layers, before, strict=True):
+        for cache, old in zip((layer.k_cache, layer.v_cache), caches, strict=True):
+            assert torch.equal(cache.view(torch.int16), old.view(torch.int16))
     assert torch.equal(step.run(model), wanted)
     for count in (1, 8, 3, 2):
         other = make_step(model, [100 + count] * count)
         assert error(other.run(model), expected(model, other, lambda x: x)[0]) < 2e-2
+
+
+def next_flag(model: Model) -> torch.Tensor:
+    """The word of the workspace that says which flag the next launch begins with: it is behind the
+    layers' table, of 11 words of 64 bits each, in pieces of 32 such words."""
+    word = -(-11 * model.sizes.layers // 32) * 32
+    return model.decoder._workspace.view(torch.int32)[2 * word : 2 * word + 1]
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_flags_come_round():
+    """After 2^32 steps, and where words that were not used meanwhile have the flags of today."""
+    model = Model(SMALL)
+    step = make_step(model, [2049, 640, 17, 5])
+    few = step.rows(torch.tensor([3], device="cuda"))
+    wanted = step.run(model)
+    wanted_few = few.run(model)
+    count = 5 * SMALL.layers + 1
+    assert int(next_flag(model)) == 1 + 2 * count
+    for begin in (2**30, 2**31, 3 * 2**30, 2**32):
+        for before in (1, 3, count, count + 1):
+            begin_at = torch.tensor(begin - before, dtype=torch.int64)
+            next_flag(model).copy_(begin_at.to(torch.int32))
+            assert torch.equal(few.run(model), wanted_few)
+            assert torch.equal(step.run(model), wanted)
+            assert torch.equal(few.run(model), wanted_few)
+    assert 0 < int(next_flag(model)) < 5 * count, "flags have begun again at 1"
 
 
 @pytest.mark.usefixtures("on_hopper")

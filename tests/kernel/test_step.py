@@ -138,9 +138,10 @@ def test_indices_outside(name, index, value, what, rng, request):
     filled(step)
     skipped = {"entry": "kv_lens", "token": "positions", "sample": "sample_positions"}
     kind, at = what.split()
-    if index != (0, 1):  # a row outside of row_pages has a length
-        assert step.made[skipped[kind]][int(at)] == POISON
+    assert step.made[skipped[kind]][int(at)] == POISON
     assert step.made[skipped[kind]][3] != POISON
+    if (name, index) == ("entries", (0, 1)):
+        assert (step.made["page_table"][1] == POISON).all()
 
 
 @pytest.mark.parametrize("all_drawn", [False, True])

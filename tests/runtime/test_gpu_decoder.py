@@ -4,6 +4,7 @@ are in tests/kernel/test_persistent_decoder.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class StandIn:
     """Keeps what it is made of."""
 
     max_tokens = 3
+    HEAD_DIM = 0  # as the model at hand has it: those of tests are small
 
     def __init__(self, **parts: Any) -> None:
         self.parts = parts
@@ -47,7 +49,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def lowered(driver: Driver) -> Any:
     model = driver.model.model
+    take_head_size(driver)
     return lower(list(model.layers), model.norm, driver.pool)
+
+
+def take_head_size(driver: Driver) -> None:
+    """The stand-in serves the heads of this model."""
+    spec = getattr(driver.model.model.layers[0].self_attn, "spec", None)
+    StandIn.HEAD_DIM = getattr(spec, "head_dim", 0)
 
 
 @pytest.mark.parametrize("name", FAMILY_MODELS)
@@ -91,9 +100,26 @@ def test_what_is_not_lowered(checkpoint: Checkpoints) -> None:
     with pytest.raises(NotImplementedError, match="the activation is gelu"):
         lowered(changed)
     changed = Driver(folder, dtype=torch.bfloat16)
+    down = changed.model.model.layers[1].mlp.down_proj
+    down.shape = replace(down.shape, inputs=replace(down.shape.inputs, size=8))
+    with pytest.raises(NotImplementedError, match="layers differ"):
+        lowered(changed)
+    changed = Driver(folder, dtype=torch.bfloat16)
     changed.model.model.layers[1].input_layernorm.eps = 0.5
     with pytest.raises(NotImplementedError, match="eps"):
         lowered(changed)
+
+
+def test_heads_of_another_size_run_layer_by_layer(checkpoint: Checkpoints) -> None:
+    """The kernel refuses them as a mistake in the shapes."""
+    folder, _ = checkpoint("qwen3")
+    driver = Driver(folder, dtype=torch.bfloat16)
+    decoder = driver.model.model._gpu_decoder
+    decoder._is_possible = True
+    StandIn.HEAD_DIM = 128
+    assert not decoder.applies_to(Batch(driver.pool, decode(1)))
+    with pytest.raises(NotImplementedError, match="heads have another size"):
+        lower(list(driver.model.model.layers), driver.model.model.norm, driver.pool)
 
 
 class Batch:
@@ -111,6 +137,7 @@ def decode(rows: int) -> StepShape:
 def test_which_steps_it_takes(checkpoint: Checkpoints) -> None:
     folder, _ = checkpoint("qwen3")
     driver = Driver(folder, dtype=torch.bfloat16)
+    take_head_size(driver)
     model = driver.model.model
     decoder = model._gpu_decoder
     assert not decoder.applies_to(Batch(driver.pool, decode(1))), "the model is on a CPU"
@@ -132,6 +159,7 @@ def test_which_steps_it_takes(checkpoint: Checkpoints) -> None:
 def test_it_is_lowered_anew_for_another_pool(checkpoint: Checkpoints) -> None:
     folder, _ = checkpoint("qwen2")
     driver = Driver(folder, dtype=torch.bfloat16)
+    take_head_size(driver)
     decoder = driver.model.model._gpu_decoder
     assert isinstance(decoder, GpuDecoder)
     decoder._is_possible = True

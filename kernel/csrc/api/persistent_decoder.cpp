@@ -10,16 +10,24 @@ namespace {
 constexpr int kHeadDim = 128;
 constexpr int64_t kAlign = 16;  // bytes of an access
 
+void require_aligned(const Arg& arg) {
+  const auto address = reinterpret_cast<uintptr_t>(arg->data) + arg->byte_offset;
+  if (address % kAlign) arg.reject(RK_UNSUPPORTED, "does not begin at a multiple of 16 bytes");
+}
+
 // Checks tensors of one layer against the sizes that the decoder has.
 class LayerCheck {
  public:
   LayerCheck(const char* op, const rk_persistent_decoder& decoder)
       : op_(op), decoder_(decoder), norm_(op, "final_norm", decoder.final_norm) {
     norm_.backend_device().dtype({DType::bf16}).ndim(1).contiguous();
+    require_aligned(norm_);
   }
 
   void run(const rk_dense_layer& layer) const {
     const int64_t hidden = norm_.size(0), heads = decoder_.heads, all = heads + 2 * decoder_.kv_heads;
+    cache("k_cache", layer.k_cache);
+    cache("v_cache", layer.v_cache);
     const Arg down = matrix("down", layer.down, {hidden, -1});
     matrix("qkv", layer.qkv, {all * kHeadDim, hidden});
     matrix("o", layer.o, {hidden, heads * kHeadDim});
@@ -31,8 +39,6 @@ class LayerCheck {
     if (!layer.q_norm != !layer.k_norm) fail(RK_INVALID, "%s: q_norm and k_norm go together", op_);
     if (layer.q_norm) vector("q_norm", layer.q_norm, DType::f32, kHeadDim);
     if (layer.k_norm) vector("k_norm", layer.k_norm, DType::f32, kHeadDim);
-    cache("k_cache", layer.k_cache);
-    cache("v_cache", layer.v_cache);
   }
 
  private:
@@ -41,27 +47,24 @@ class LayerCheck {
   Arg matrix(const char* name, const rk_tensor* tensor, std::initializer_list<int64_t> shape) const {
     const Arg arg(op_, name, tensor);
     arg.same_device(norm_).dtype({DType::bf16}).shape(shape, "the decoder's sizes").contiguous();
-    return aligned(arg);
+    require_aligned(arg);
+    return arg;
   }
   void vector(const char* name, const rk_tensor* tensor, DType type, int64_t size) const {
     const Arg arg(op_, name, tensor);
     arg.same_device(norm_).dtype({type}).shape({size}, "the decoder's sizes").contiguous();
-    aligned(arg);
+    require_aligned(arg);
   }
   void cache(const char* name, const rk_tensor* tensor) const {
     const Arg arg(op_, name, tensor), first(op_, "the first k_cache", decoder_.layers[0].k_cache);
     arg.same_device(norm_).dtype({DType::bf16}).ndim(4).same_shape(first).last_contiguous();
-    arg.shape({-1, -1, decoder_.kv_heads, kHeadDim}, "pages, page_size, kv_heads, head_dim");
+    arg.shape({-1, -1, decoder_.kv_heads, -1}, "pages, page_size, kv_heads, head_dim");
+    if (arg.size(3) != kHeadDim) arg.reject(RK_UNSUPPORTED, "has heads of %ld, the kernel serves 128", arg.size(3));
     for (int i = 0; i < 3; i++)
       if (arg.stride(i) != first.stride(i)) arg.reject(RK_INVALID, "has other strides than the first k_cache");
     for (int i = 0; i < 3; i++)
       if (arg.stride(i) * 2 % kAlign) arg.reject(RK_UNSUPPORTED, "has strides that are no multiples of 16 bytes");
-    aligned(arg);
-  }
-  static Arg aligned(const Arg& arg) {
-    const auto address = reinterpret_cast<uintptr_t>(arg->data) + arg->byte_offset;
-    if (address % kAlign) arg.reject(RK_UNSUPPORTED, "does not begin at a multiple of 16 bytes");
-    return arg;
+    require_aligned(arg);
   }
 
   const char* op_;
@@ -131,6 +134,7 @@ rk_status rk_persistent_decode(const rk_persistent_decoder_args* args, rk_stream
     const Arg table(op, "page_table", a.page_table), lens(op, "kv_lens", a.kv_lens);
     hidden.same_device(norm).dtype({DType::bf16}).shape({-1, norm.size(0)}, "tokens, hidden size").contiguous();
     hidden.writable();
+    require_aligned(hidden);
     const int64_t tokens = hidden.size(0);
     positions.same_device(norm).dtype({DType::i32}).shape({tokens}, "tokens").contiguous();
     slots.same_device(norm).dtype({DType::i64}).shape({tokens}, "tokens").contiguous();

@@ -58,6 +58,7 @@ struct StepTensors {
     input_ids[token] = id;
     return true;
   }
+  RK_HOST_DEVICE bool has_row(int64_t entry) const { return entries[entry] >= 0 && entries[entry] < num_rows; }
   RK_HOST_DEVICE bool length_of(int64_t entry, int32_t& length) const {
     const int32_t commit = entries[3 * entry_stride + entry];
     if (commit < 0 || commit >= num_committed) return false;
@@ -65,12 +66,11 @@ struct StepTensors {
   }
   RK_HOST_DEVICE bool fill_entry(int64_t entry) const {
     int32_t length;
-    if (!length_of(entry, length)) return false;
+    if (!has_row(entry) || !length_of(entry, length)) return false;
     kv_lens[entry] = length;
     committed_len[entries[3 * entry_stride + entry]] = length;
     return true;
   }
-  RK_HOST_DEVICE bool has_row(int64_t entry) const { return entries[entry] >= 0 && entries[entry] < num_rows; }
   RK_HOST_DEVICE bool fill_sample(int64_t sample) const {
     const int32_t token = sample_tokens[sample];
     int32_t position;

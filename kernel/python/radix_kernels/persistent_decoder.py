@@ -53,8 +53,11 @@ class PersistentDecoder:
     Keeps all arrays, and memory of its own: calls follow each other on one stream; a CUDA graph may
     hold them. Errors: NotImplementedError without a kernel for the GPU (Hopper has one), the types
     or the sizes: H a multiple of 256 up to 8192, all inner sizes multiples of 64 from 1024 on, up
-    to 8 query heads a KV head, a page size that is a power of two; ValueError, TypeError.
+    to 8 query heads a KV head, heads of HEAD_DIM, a page size that is a power of two; ValueError,
+    TypeError.
     """
+
+    HEAD_DIM = 128
 
     def __init__(
         self,
@@ -77,9 +80,9 @@ class PersistentDecoder:
             parts, final_norm, cos_sin_cache, num_heads, num_kv_heads, eps, qk_eps, softmax_scale
         )
         self.max_tokens: int = self._native.max_tokens()
-        workspace = _arrays.empty(final_norm, (self._native.workspace_size(),), "uint8")
-        workspace[:] = 0
-        self._native.prepare(workspace)
+        self._workspace = _arrays.empty(final_norm, (self._native.workspace_size(),), "uint8")
+        self._workspace[:] = 0
+        self._native.prepare(self._workspace)
 
     def __call__(
         self,

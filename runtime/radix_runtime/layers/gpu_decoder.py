@@ -110,9 +110,11 @@ def _settings(layer: Any) -> tuple[Any, ...]:
     spec = attention.spec
     extras = (spec.window, spec.softcap, spec.sinks)
     _require(extras == (None, None, None), "attention has a window, a soft cap or sinks")
+    _require(spec.head_dim == ops.PersistentDecoder.HEAD_DIM, "heads have another size")
     eps = layer.input_layernorm.eps
     _require(layer.post_attention_layernorm.eps == eps, "norms differ in eps")
-    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale, attention.eps, eps
+    heads = (spec.num_heads, spec.num_kv_heads, spec.scale)
+    return (*heads, attention.eps, eps, mlp.down_proj.shape.in_features)
 
 
 def _layer(layer: Any, pool: KVPool) -> ops.DenseLayer:

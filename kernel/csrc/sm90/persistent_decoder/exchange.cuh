@@ -4,7 +4,7 @@
 //
 // A flag names a step of the launch; a word is as old as its flag. What a word held before is overwritten only by
 // blocks that have received something from all its readers, through the chain of full products in between. Flags of 32
-// bits come back after 2^32 steps: rows that a launch does not use are cleared whenever a quarter of them has passed.
+// bits come back after 2^32 steps: words that a launch does not use are cleared whenever a quarter of them has passed.
 #pragma once
 
 #include <cstdint>

@@ -115,30 +115,38 @@ __device__ inline Output output_of(const Params& p, const Layer& layer, uint32_t
   }
 }
 
-// Words of the rows that this launch does not use, which else might have the age of a flag that comes back.
-__device__ inline void clear_unused_rows(const Params& p) {
+// Words that this launch does not use, which else might have the age of a flag that comes back. No block reads them.
+__device__ inline void clear_unused(const Params& p) {
+  const int first = blockIdx.x * kComputeThreads + threadIdx.x, threads = gridDim.x * kComputeThreads;
   const auto clear = [&](uint64_t* words, int row) {
-    for (int i = p.tokens * row + blockIdx.x * kComputeThreads + threadIdx.x; i < kMaxTokens * row;
-         i += gridDim.x * kComputeThreads)
-      words[i] = 0;
+    for (int i = p.tokens * row + first; i < kMaxTokens * row; i += threads) words[i] = 0;
   };
   const Workspace& w = p.workspace;
   clear(w.hidden, p.hidden_size / 2);
   clear(w.qkv, qkv_rows(p) / 2);
   clear(w.attended, p.heads * kHeadDim / 2);
   clear(w.gated, p.width / 2);
+  for (int i = first; i < kMaxTokens * p.heads * kMaxSplits * kPartWords; i += threads) {
+    const int row = i / (p.heads * kMaxSplits * kPartWords), split = i / kPartWords % kMaxSplits;
+    if (row >= p.tokens || split >= splits_of(p, p.kv_lens[row])) w.parts[i] = 0;
+  }
 }
 
 // Takes the flags of a launch from where the one before left off.
 class Flags {
  public:
-  // What the launch before wrote is visible. Flag 0 is that of a fresh workspace.
-  __device__ Flags(uint32_t* control, int layers)
-      : control_(control), first_(max(control[0], 1u)), next_(first_ + layers * kFlagsOfLayer + 1) {}
+  // What the launch before wrote is visible. Flag 0 is that of a fresh workspace and of cleared words: a launch that
+  // would pass it begins again at 1.
+  __device__ Flags(uint32_t* control, int layers) : control_(control), before_(control[0]) {
+    const uint32_t count = layers * kFlagsOfLayer + 1;
+    const bool passes = before_ + count < before_;
+    first_ = before_ == 0 || passes ? 1 : before_;
+    next_ = first_ + count;
+  }
 
   __device__ uint32_t first() const { return first_; }
   // Whether a quarter of all flags has passed in this launch.
-  __device__ bool turned() const { return (first_ ^ next_) >> 30 != 0; }
+  __device__ bool turned() const { return (before_ ^ next_) >> 30 != 0; }
   // The last of a block. The last block to leave says where the next launch begins.
   __device__ void leave() const {
     compute_sync();
@@ -149,7 +157,7 @@ class Flags {
 
  private:
   uint32_t* control_;
-  uint32_t first_, next_;
+  uint32_t before_, first_, next_;
 };
 
 // The computing warps' part.
@@ -179,7 +187,7 @@ __device__ inline void compute(const Params& p, const SharedPlan& plan, char* me
     flag += kFlagsOfLayer;
   }
   norm_rows(p, flag, &products.squares[0][0]);
-  if (flags.turned()) clear_unused_rows(p);
+  if (flags.turned()) clear_unused(p);
   flags.leave();
 }
 

@@ -67,6 +67,7 @@ def mla_decode(
 ) -> None:
     """See `radix_kernels.mla_decode`. workspace and max_seqlen_q are not used; reads no tensor on
     the host.
+
     Other sizes than L 256 and 512 and R 64, float32, and an FP8 cache whose tokens do not begin at
     multiples of 4 bytes are refused.
     """
