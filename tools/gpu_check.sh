@@ -79,6 +79,7 @@ stage tokens 200 "${cuda[@]}" -m tests.runtime.demo_tokens check --device "$devi
 stage random-load 400 "${cuda[@]}" -m tests.gpu.random_load bench/serving/models/qwen3-0.6b --device "$device" --runs 0 &
 stage quantized 300 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" &
 stage graph-tokens 400 "${cuda[@]}" -m tests.gpu.graph_tokens bench/serving/models/qwen3-0.6b --requests 60 &
+stage constrained 200 "${cuda[@]}" -m tests.gpu.constrained_tokens --device "$device" &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &
 # at_level FLAG LEVEL TESTS...: the CPU wheel's op tests, and these, at a level that CI may lack.
 at_level() {

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -87,6 +87,13 @@ class Device:
         if self.is_cpu:
             return ThreadPoolExecutor(max_workers=1, thread_name_prefix="radix-engine")
         return _GpuStream(self.torch_device, check)
+
+    def own_stream(self) -> AbstractContextManager[object]:
+        """Within it, what this thread queues goes to a stream of its own: GPUs record no graphs on
+        the default one."""
+        if self.is_cpu:
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.torch_device))
 
     def graph_recorder(self) -> GraphRecorder | None:
         """Records work as graphs; None where the device has none."""

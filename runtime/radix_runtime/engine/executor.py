@@ -163,8 +163,8 @@ class LocalExecutor:
     def close(self) -> None:
         """Executor.close."""
         self._stream.shutdown()
-        self._communicator.close()
         self._release()
+        self._communicator.close()
 
     def _release(self) -> None:
         """Gives back the memory of the model, the KV pool and the graphs."""
@@ -247,5 +247,5 @@ class TPExecutor(LocalExecutor):
             self._communicator.abort()
         self._stream.shutdown()
         self._group.close()
+        self._release()  # first: NCCL waits for the graphs that hold its work
         self._communicator.close()
-        self._release()

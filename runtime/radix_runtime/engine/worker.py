@@ -42,14 +42,15 @@ def main() -> int:
         config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
         ring = StepRingReader(spec.ring, spec.rank - 1)
         replies = Connection(spec.reply_fd, readable=False)
-        runner = build_rank(args, config, device, communicator)
-        while (frame := ring.receive()) is not None:
-            work = deserialize_plan(frame)
-            if isinstance(work, StepPlan):
-                runner.run(work)
-                communicator.check()
-            else:
-                replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
+        with device.own_stream():
+            runner = build_rank(args, config, device, communicator)
+            while (frame := ring.receive()) is not None:
+                work = deserialize_plan(frame)
+                if isinstance(work, StepPlan):
+                    runner.run(work)
+                    communicator.check()
+                else:
+                    replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
     except ConfigError as error:
         logger.error("%s", error)
         communicator.abort()

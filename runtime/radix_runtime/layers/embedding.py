@@ -37,7 +37,9 @@ class VocabParallel(WeightLayer):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
         """hidden [S, hidden_size] -> float32 [S, vocab_size] on rank 0; None on the others, which
         must call it too. `out`: memory of the result's shape and dtype that may become it."""
-        part = self.method.apply(self, hidden, out=out, out_dtype=torch.float32)
+        is_whole = self._communicator.world_size == 1
+        target = out if is_whole else None  # a rank's part has a shape of its own
+        part = self.method.apply(self, hidden, out=target, out_dtype=torch.float32)
         parts = self._communicator.gather(part)
         if parts is None:
             return None
