@@ -21,8 +21,9 @@ import httpx
 
 from radix_runtime.cli.figures import Record, figures, machine
 from radix_runtime.cli.load_backends import OpenAI
-from radix_runtime.cli.load_client import Job, Target
+from radix_runtime.cli.load_client import Job
 from radix_runtime.cli.load_processes import run_load
+from radix_runtime.cli.raw_client import Target
 from radix_runtime.cli.workload import Item
 
 from .others import aiohttp_records, httpx_records

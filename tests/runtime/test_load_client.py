@@ -3,6 +3,7 @@ processes against a server that only streams."""
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import itertools
 import json
@@ -16,12 +17,13 @@ import pytest
 
 from bench.clients.__main__ import StreamServer, measure, radix_records
 from bench.clients.others import httpx_records
-from radix_runtime.cli.bench_serve import _arrivals, _target
+from radix_runtime.cli.bench_serve import _arrivals
 from radix_runtime.cli.figures import Record
 from radix_runtime.cli.http_stream import EventReader, HttpAnswer
 from radix_runtime.cli.load_backends import OpenAI, SGLang, StreamReader
 from radix_runtime.cli.load_client import Job, Report, split
 from radix_runtime.cli.load_processes import run_load
+from radix_runtime.cli.raw_client import RawClient, target_of
 from radix_runtime.cli.workload import Item
 from radix_runtime.errors import RequestError
 
@@ -129,7 +131,7 @@ def test_what_a_stream_says() -> None:
 
 def job_of(url: str, count: int, concurrency: int = 0, tokens: int = 5) -> Job:
     return Job(
-        target=_target(url, api_key="secret"),
+        target=target_of(url, api_key="secret"),
         backend=OpenAI("m", temperature=0.0, cache_salt="s"),
         items=[Item([1] * (n + 1), tokens) for n in range(count)],
         due=[0.0] * count,
@@ -185,6 +187,10 @@ def http_server(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) ->
 
         def do_POST(self) -> None:
             self.body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            answer(self)
+
+        def do_GET(self) -> None:
+            self.body = None
             answer(self)
 
         def log_message(self, *args: Any) -> None:
@@ -248,15 +254,75 @@ def test_what_goes_wrong_is_in_the_record() -> None:
     assert nobody.error is not None and nobody.error.startswith("unreachable: ")
 
 
+def run_calls(url: str, *calls: tuple[str, str, Any]) -> list[tuple[int, bytes]]:
+    """The answers of one client to calls one after the other."""
+
+    async def work() -> list[tuple[int, bytes]]:
+        client = RawClient(target_of(url, api_key="secret"))
+        found = [await client.call(method, path, body, seconds=10) for method, path, body in calls]
+        client.close()
+        return found
+
+    return asyncio.run(work())
+
+
+def test_short_calls_keep_their_connection() -> None:
+    seen = []
+
+    def answer(call: http.server.BaseHTTPRequestHandler) -> None:
+        body = call.body  # type: ignore[attr-defined]
+        seen.append((call.client_address, call.command, call.path, body))
+        assert call.headers["Authorization"] == "Bearer secret"
+        call.send_response(503 if call.path == "/full" else 200)
+        call.send_header("Content-Length", "2")
+        call.end_headers()
+        call.wfile.write(b"ok")
+
+    calls = [("POST", "/full", {"n": 1}), ("GET", "/health", None), ("POST", "/x", {"n": 2})]
+    with http_server(answer) as url:
+        assert run_calls(url, *calls) == [(503, b"ok"), (200, b"ok"), (200, b"ok")]
+    assert len({address for address, *_ in seen}) == 1
+    assert [rest for _, *rest in seen] == [
+        ["POST", "/full", {"n": 1}],
+        ["GET", "/health", None],
+        ["POST", "/x", {"n": 2}],
+    ]
+
+
+def test_a_call_on_a_connection_that_was_closed_meanwhile_goes_over_another() -> None:
+    served = 0
+
+    def answer(call: http.server.BaseHTTPRequestHandler) -> None:
+        nonlocal served
+        served += 1
+        call.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        call.close_connection = True  # without saying so
+
+    with http_server(answer) as url:
+        assert run_calls(url, *[("GET", "/", None)] * 3) == [(200, b"ok")] * 3
+    assert served == 3
+
+
+def test_a_short_call_that_goes_wrong() -> None:
+    def answer(call: http.server.BaseHTTPRequestHandler) -> None:
+        call.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ndat")
+        call.close_connection = True
+
+    with http_server(answer) as url, pytest.raises(OSError, match="in the middle of an answer"):
+        run_calls(url, ("GET", "/", None))
+    with pytest.raises(OSError, match="127.0.0.1"):
+        run_calls("http://127.0.0.1:1", ("GET", "/", None))
+
+
 def test_targets() -> None:
-    target = _target("https://h.example/base/v1/", None)
+    target = target_of("https://h.example/base/v1/", None)
     assert (target.host, target.port, target.is_tls, target.prefix) == (
         "h.example", 443, True, "/base",
     )  # fmt: skip
-    assert _target("http://[::1]:8000", None).host == "::1"
+    assert target_of("http://[::1]:8000", None).host == "::1"
     for url in ("nonsense", "ftp://h", "http://", "http://h:x", "http://[::1"):
         with pytest.raises(RequestError, match="no answer from the server"):
-            _target(url, None)
+            target_of(url, None)
 
 
 def test_arrivals_are_a_poisson_process() -> None:

@@ -8,15 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import uvloop
 
 from .client import Client
+from .raw_client import RawClient, target_of
 from .workload import positive
 
 _PROBE_PAUSE = 0.1  # seconds between two /health
-_KEEP_ALIVE = 2.0  # seconds; a server may close what was idle for 5 while a request is on its way
 _VOCAB = 1000  # ids of prompts are below
 _TIMEOUT = 120.0  # seconds for one request
+_NO_ANSWER = (OSError, ValueError, asyncio.TimeoutError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,7 @@ def _times(name: str, seconds: list[float]) -> dict[str, float]:
 
 def measure(namespace: argparse.Namespace) -> dict[str, Any]:
     """The figures of both phases, and their ratio."""
-    return asyncio.run(_Overload(namespace).run())
+    return uvloop.run(_Overload(namespace).run())
 
 
 class _Overload:
@@ -99,20 +100,13 @@ class _Overload:
         flags = self._flags
         async with Client(flags.url, flags.api_key) as client:
             self._model = await client.model()
-        headers = {"authorization": f"Bearer {flags.api_key}"} if flags.api_key else {}
-        limits = httpx.Limits(
-            max_connections=None,
-            max_keepalive_connections=200,
-            keepalive_expiry=_KEEP_ALIVE,
-        )
-        async with httpx.AsyncClient(
-            base_url=flags.url, headers=headers, timeout=_TIMEOUT, limits=limits
-        ) as self._client:
-            await self._phase(self._closed_loop, seconds=2.0)  # warm-up
-            peak = await self._phase(self._closed_loop, flags.seconds)
-            rate = flags.factor * len(peak.served) / peak.duration
-            over = await self._phase(lambda phase, end: self._open_loop(phase, end, rate))
-            recovery = await self._recovery()
+        self._client = RawClient(target_of(flags.url, flags.api_key))
+        await self._phase(self._closed_loop, seconds=2.0)  # warm-up
+        peak = await self._phase(self._closed_loop, flags.seconds)
+        rate = flags.factor * len(peak.served) / peak.duration
+        over = await self._phase(lambda phase, end: self._open_loop(phase, end, rate))
+        recovery = await self._recovery()
+        self._client.close()
         return {
             "model": self._model,
             "offered_requests_per_s": rate,
@@ -161,15 +155,15 @@ class _Overload:
         }
         start = time.perf_counter()
         try:
-            answer = await self._client.post("/v1/completions", json=body)
-        except httpx.HTTPError as error:
+            status, answer = await self._client.call("POST", "/v1/completions", body, _TIMEOUT)
+        except _NO_ANSWER as error:
             phase.failed.append(f"{type(error).__name__}: {error}"[:200])
             return
         now = time.perf_counter()
-        if answer.status_code == 503:
+        if status == 503:
             phase.refused.append(now - start)
-        elif answer.status_code != 200:
-            phase.failed.append(answer.text[:200])
+        elif status != 200:
+            phase.failed.append(answer[:200].decode(errors="replace"))
         elif now <= end:
             phase.served.append(now - start)
             phase.served_tokens += self._flags.answer_tokens
@@ -178,10 +172,13 @@ class _Overload:
         while True:
             start = time.perf_counter()
             try:
-                await self._client.get("/health")
-                phase.health.append(time.perf_counter() - start)
-            except httpx.HTTPError as error:
+                status, answer = await self._client.call("GET", "/health", seconds=_TIMEOUT)
+            except _NO_ANSWER as error:
                 phase.failed.append(f"/health: {error}"[:200])
+            else:
+                phase.health.append(time.perf_counter() - start)
+                if status != 200:
+                    phase.failed.append(f"/health: {answer[:200].decode(errors='replace')}")
             await asyncio.sleep(_PROBE_PAUSE)
 
     async def _recovery(self) -> float:

@@ -8,17 +8,16 @@ import random
 import secrets
 import sys
 from typing import Any
-from urllib.parse import urlsplit
 
-from ..errors import RequestError
 from ..hub import resolve_model_path
 from ..progress import progress_bar
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from .client import Client
 from .figures import Record
 from .load_backends import BACKENDS
-from .load_client import Job, Target
+from .load_client import Job
 from .load_processes import run_load
+from .raw_client import target_of
 from .workload import read_workload
 
 _MOST_PROCESSES = 4  # by default
@@ -37,7 +36,7 @@ def measure(namespace: argparse.Namespace) -> tuple[dict[str, Any], list[Record]
         cache_salt=secrets.token_hex(8),  # prefixes are shared within this run only
     )
     job = Job(
-        target=_target(namespace.url, namespace.api_key),
+        target=target_of(namespace.url, namespace.api_key),
         backend=backend,
         items=items,
         due=_arrivals(len(items), namespace.request_rate, namespace.workload_seed),
@@ -73,26 +72,6 @@ def _tokenizer(name: str | None) -> Tokenizer | None:
 async def _first_model(namespace: argparse.Namespace) -> str:
     async with Client(namespace.url, namespace.api_key) as client:
         return await client.model()
-
-
-def _target(url: str, api_key: str | None) -> Target:
-    """Raises RequestError for what is no address."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("it is no address of a web server")
-    except ValueError as error:
-        message = f"no answer from the server: {url}: {error}"
-        raise RequestError(503, "unreachable", message=message) from error
-    is_tls = parts.scheme == "https"
-    return Target(
-        host=parts.hostname,
-        port=port or (443 if is_tls else 80),
-        is_tls=is_tls,
-        prefix=parts.path.rstrip("/").removesuffix("/v1"),
-        api_key=api_key,
-    )
 
 
 def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:

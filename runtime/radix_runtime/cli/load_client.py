@@ -19,20 +19,10 @@ import uvloop
 from .figures import Record
 from .http_stream import EventReader, HttpAnswer
 from .load_backends import Backend, StreamReader, error_text
+from .raw_client import Target
 from .workload import Item
 
 _CONNECT_SECONDS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go. `prefix` comes before the path."""
-
-    host: str
-    port: int
-    is_tls: bool
-    prefix: str
-    api_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ class Report:
 def run_job(pipe: Any, job: Job) -> None:
     """The body of the process. `pipe` takes "ready", gives the start (time.perf_counter), then
     takes how many requests are done, now and then, and a Report at the end."""
-    calls = [_encoded(job, item) for item in job.items]
+    calls = [_request(job, item) for item in job.items]
     gc.collect()
     gc.disable()  # a pause would be noted as a late token
     pipe.send("ready")
@@ -71,19 +61,9 @@ def run_job(pipe: Any, job: Job) -> None:
     pipe.send(Report(records, (time.process_time() - cpu) / max(seconds, 1e-9)))
 
 
-def _encoded(job: Job, item: Item) -> bytes:
-    target = job.target
-    body = json.dumps(job.backend.body(item), separators=(",", ":")).encode()
-    lines = [
-        f"POST {target.prefix}{job.backend.path} HTTP/1.1",
-        f"Host: {target.host}:{target.port}",
-        "Content-Type: application/json",
-        "Accept: text/event-stream",
-        f"Content-Length: {len(body)}",
-    ]
-    if target.api_key is not None:
-        lines.append(f"Authorization: Bearer {target.api_key}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
+def _request(job: Job, item: Item) -> bytes:
+    backend = job.backend
+    return job.target.request("POST", backend.path, backend.body(item), accept="text/event-stream")
 
 
 class _LoadClient:
