@@ -110,6 +110,7 @@ class TokenizerManager:
         for task in self.unsubmitted:
             task.cancel()
         self._controls.fail_all(error)
+        self.siblings.fail_all(error)
 
     def require_ready(self) -> None:
         """Raises RequestError unless the engine takes requests."""
@@ -258,12 +259,6 @@ class TokenizerManager:
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(asyncio.wait_for(self.one_token(), timeout))
         await asyncio.shield(self._probe)
-
-    async def abort_all(self) -> int:
-        """Ends every request, also those not submitted yet. How many are open."""
-        count = (await self.figures()).requests.open
-        await self.names.abort_all()
-        return count
 
     async def figures(self) -> Figures:
         """What all API processes have counted."""
