@@ -21,6 +21,7 @@ from radix_runtime.server.shared_numbers import (
     SharedNumbers,
     create_memory,
 )
+from tests.runtime.manager_rig import build_one_of
 
 KEYS = ["key-a", "key-b"]
 
@@ -59,6 +60,18 @@ def test_alone_there_is_nobody_else() -> None:
     alone = SharedNumbers()
     alone.publish(CONNECTIONS, 9)
     assert alone.elsewhere(CONNECTIONS) == 0 and not alone.is_ahead(CONNECTIONS)
+    assert alone.everywhere(CONNECTIONS) == 9
+
+
+def test_none_is_ready_before_all_are() -> None:
+    managers = [build_one_of(numbers)[0] for numbers in shared(2)]
+    managers[0].set_ready({})
+    for manager in managers:
+        with pytest.raises(RequestError, match="still loading"):
+            manager.require_ready()
+    managers[1].set_ready({})
+    for manager in managers:
+        manager.require_ready()
 
 
 def test_who_is_ahead(three: list[SharedNumbers]) -> None:
@@ -129,14 +142,28 @@ def test_work_that_waits_is_of_all_processes(three: list[SharedNumbers]) -> None
             admission.note_work(1000, float(second_number))
     first.begin_work(10_000, 110.0)
     second.begin_work(20_000, 110.0)
-    for admission in (first, second):
+    for admission in (first, second, idle):  # the idle one has no evidence of its own
         assert admission.seconds == pytest.approx(15, rel=0.1)
         with pytest.raises(RequestError):
             admission.check()
-    idle.check()  # nothing is known there
     first.end_wait(10_000)
     second.end_wait(20_000)
     assert first.seconds == 0
+
+
+def test_the_last_tokens_are_counted_with_their_time(three: list[SharedNumbers]) -> None:
+    """10 tokens a second for this process and as many for another, in many short requests."""
+    own, other, _ = (Admission(ServerArgs(), numbers) for numbers in three)
+    other.begin_work(0, 0.0)
+    for start in range(0, 100, 5):
+        own.begin_work(1, float(start))
+        own.end_wait(1)
+        other.note_work(50, start + 5.0)
+        own.pause(start + 5.0)  # as when the last request ends within a message,
+        own.note_work(50, start + 5.0)  # whose work is summed up behind it
+        other.note_work(1000, start + 5.0)  # while nothing is open in this process
+        own.note_work(0, start + 5.0)
+    assert own.speed.seconds(20) == pytest.approx(1, rel=0.05)
 
 
 def test_all_processes_drain_together(three: list[SharedNumbers]) -> None:
@@ -162,7 +189,7 @@ def test_all_processes_drain_together(three: list[SharedNumbers]) -> None:
 
 
 def test_a_drain_for_good_refuses_after_its_delay_also_what_was_drained_before() -> None:
-    drain = Drain(1000.0)
+    drain = Drain(1000.0, SharedNumbers())
     drain.begin()
     drain.begin(for_good=True)
     assert drain.is_asked and not drain.refuses
@@ -171,7 +198,7 @@ def test_a_drain_for_good_refuses_after_its_delay_also_what_was_drained_before()
 
 
 def test_metrics_are_sums_and_never_fall() -> None:
-    first, second = (Metrics("m", Admission(ServerArgs())) for _ in range(2))
+    first, second = (Metrics("m", Admission(ServerArgs(), SharedNumbers())) for _ in range(2))
     first.counts.accepted = 3
     first.count_call("/generate", 200)
     second.counts.accepted = 4

@@ -14,6 +14,7 @@ from radix_runtime.messages import Generate
 from radix_runtime.server.admission import Admission
 from radix_runtime.server.auth import Access, Auth, Caller
 from radix_runtime.server.labels import Label, Labels
+from radix_runtime.server.shared_numbers import SharedNumbers
 from tests.runtime.api_stack import LONG, Stack, in_background
 
 A = {"authorization": "Bearer key-a"}
@@ -181,7 +182,7 @@ def test_keys_from_files_and_metrics(tmp_path: Path) -> None:
 
 
 def test_a_bound_of_a_key_counts_what_it_holds() -> None:
-    admission = Admission(ServerArgs(max_requests_per_key=2, api_key="x"))
+    admission = Admission(ServerArgs(max_requests_per_key=2, api_key="x"), SharedNumbers())
     with admission.enter(1, "k"), admission.enter(1, "k"), admission.enter(1, "other"):
         with pytest.raises(RequestError) as caught:
             admission.enter(1, "k")
