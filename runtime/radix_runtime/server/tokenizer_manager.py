@@ -260,8 +260,13 @@ class TokenizerManager:
         await asyncio.shield(self._probe)
 
     async def figures(self) -> Figures:
-        """What all API processes have counted."""
-        return self.metrics.total(await self.siblings.ask("figures", None, Figures))
+        """What all API processes have counted. Raises RequestError 503 if one does not answer:
+        without its part the sums would fall, which Prometheus takes for a restart."""
+        siblings = await self.siblings.ask("figures", None, Figures)
+        if len(siblings) < self.siblings.count - 1:
+            text = "an API process does not answer"
+            raise RequestError(status=503, code="unhealthy", message=text)
+        return self.metrics.total(siblings.values())
 
     def close(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted. May be
