@@ -73,7 +73,7 @@ class Admission:
 
     @property
     def all_choices(self) -> int:
-        """Those of all processes."""
+        """The choices that the calls of all processes hold."""
         return self.choices + self._numbers.elsewhere(CHOICES)
 
     def _of_key_everywhere(self, key: str) -> int:
@@ -271,7 +271,7 @@ class Speed:
         return num_ids(request.input_ids) + request.sampling.n * length
 
     def begin(self, now: float) -> bool:
-        """A request is open; `now` as of time.perf_counter(). Whether it is the first one."""
+        """A request is open; `now` as of time.perf_counter(). True if none was before."""
         is_first = self._since is None
         if is_first:
             self._since = now
