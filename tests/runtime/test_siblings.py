@@ -173,3 +173,20 @@ def test_an_abort_reaches_every_process(net: Net) -> None:
     asyncio.run(work())
     assert [len(engine.sent) for engine in engines] == [1, 3, 2]
     assert [engine.sent[-1] for engine in engines] == [Abort("")] * 3, "each behind its requests"
+
+
+def test_abort_all_does_not_wait_for_a_sibling(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings_module, "_TIMEOUT", 1000.0)
+    engine = Engine()
+    names = Names(net.members[0], engine)
+    net.silent = {1, 2}
+
+    async def work() -> None:
+        aborting = asyncio.ensure_future(names.abort_all())
+        await asyncio.sleep(0)
+        assert engine.sent == [Abort("")]
+        await asyncio.sleep(0)
+        net.members[0].fail_all(FULL)
+        assert await asyncio.wait_for(aborting, 20) == 0
+
+    asyncio.run(work())
