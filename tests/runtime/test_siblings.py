@@ -20,20 +20,29 @@ JOB = Label("key", "job")
 
 
 class Net:
-    """The links between processes of a test. Whoever is in `silent` gets nothing; messages to
-    those in `full` are refused."""
+    """The links between processes of a test. Whoever is in `silent` gets nothing before `wake`;
+    messages to those in `full` are refused."""
 
     def __init__(self) -> None:
         self.members: list[Siblings] = []
         self.silent: set[int] = set()
+        self.held: list[tuple[Message, int]] = []
         self.full: set[int] = set()
 
     def send(self, message: Message, instance: int = 0) -> None:
         if instance in self.full:
             raise FULL
-        if instance not in self.silent:
-            assert isinstance(message, SiblingCall | SiblingReply)
-            asyncio.get_running_loop().call_soon(self.members[instance].handle, message)
+        if instance in self.silent:
+            self.held.append((message, instance))
+            return
+        assert isinstance(message, SiblingCall | SiblingReply)
+        asyncio.get_running_loop().call_soon(self.members[instance].handle, message)
+
+    def wake(self) -> None:
+        """Everybody gets what was held back, and all that follows."""
+        self.silent = set()
+        for message, instance in self.held:
+            self.send(message, instance)
 
 
 class Engine:
@@ -53,7 +62,7 @@ def net() -> Iterator[Net]:
 
 
 def test_a_sibling_that_stands_still_is_left_out(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings_module, "_TIMEOUT", 0.05)
+    monkeypatch.setattr(siblings_module, "_TIMEOUT", 0.3)
     for member in net.members:
         member.register("double", int, lambda value, member=member: 2 * value + member.number)
 
@@ -87,6 +96,12 @@ def test_a_death_ends_questions_at_once(net: Net, monkeypatch: pytest.MonkeyPatc
     asyncio.run(work())
 
 
+async def turns() -> None:
+    """Lets messages arrive and be answered."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def take(names: Names, rid: str) -> bool:
     """Whether a call gets the name JOB; its request is open then."""
     try:
@@ -118,16 +133,17 @@ def test_two_processes_take_a_name_at_once(net: Net, first: int) -> None:
 def test_a_name_that_was_given_away_is_lost(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 1 asks for a name, and waits for process 2. Process 0, which has not had the name
     when it was asked, takes it meanwhile."""
-    monkeypatch.setattr(siblings_module, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(siblings_module, "_TIMEOUT", 1000.0)
     names = [Names(member, Engine()) for member in net.members]
     net.silent = {2}
 
     async def work() -> None:
         second = asyncio.ensure_future(take(names[1], "r1"))
-        for _ in range(10):  # process 0 has answered
-            await asyncio.sleep(0)
-        assert not second.done()
+        await turns()  # process 0 has answered
         first = asyncio.ensure_future(take(names[0], "r0"))
+        await turns()  # process 1 has answered
+        assert not second.done() and not first.done()
+        net.wake()
         assert await asyncio.gather(first, second) == [True, False]
         assert not names[1].labels.has_yielded([JOB]), "nothing is kept of it"
 
