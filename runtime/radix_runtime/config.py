@@ -253,7 +253,7 @@ class ServerArgs:
     port: int = _server(DEFAULT_PORT, "port to bind; 0 takes a free one", minimum=0)
     api_processes: int = _server(
         1,
-        "processes that take requests on the port; more than one where many stream",
+        "API processes behind the port; use more than one for many concurrent streams",
         "--api-server-count",
         "-asc",
         "--tokenizer-worker-num",

@@ -1,4 +1,4 @@
-"""Every struct that crosses between the API, scheduler and detokenizer, and what carries it."""
+"""Every struct that crosses between API processes, scheduler and detokenizer."""
 
 # `Engine` passes the very same objects over deques; `serve` encodes them with msgpack over ZeroMQ,
 # by the routes of processes/roles.py. Token ids travel packed, raw little-endian int32 (`pack_ids`)
@@ -148,8 +148,8 @@ class ControlReply(_Message):
 
 
 class SiblingCall(_Message):
-    """From one API process of a server to another: does `op` there, as Control does it in the
-    scheduler. Answered by a SiblingReply to `api`."""
+    """From one API process of a server to another: runs operation `op` there, as Control does in
+    the scheduler. Answered by a SiblingReply to `api`."""
 
     id: int
     op: str
@@ -187,7 +187,7 @@ class RequestFailed(_Message):
         )
 
     @classmethod
-    def of(cls, rid: str, error: RequestError, api: int = 0) -> "RequestFailed":
+    def of(cls, rid: str, error: RequestError, api: int) -> "RequestFailed":
         """The message that ends request `rid` of API process `api` with `error`."""
         return cls(
             rid=rid,

@@ -34,6 +34,7 @@ from radix_runtime.messages import (
 from radix_runtime.scheduler.scheduler import Scheduler
 from radix_runtime.server.api import create_app, http_server
 from radix_runtime.server.listener import bind_port
+from radix_runtime.server.shared_numbers import SharedNumbers
 from radix_runtime.server.tokenizer_manager import TokenizerManager
 from radix_runtime.text.detokenizer import Detokenizer
 from radix_runtime.text.tokenizer import load_tokenizer
@@ -167,13 +168,14 @@ class Stack:
             link=self,
             defaults={},
             grammars=self.grammars,
+            numbers=SharedNumbers(),
         )
         if self._ready:
             tokens = self.engine.num_pages * self.engine.page_size
             self.manager.set_ready({"max_total_num_tokens": tokens})
         self.manager.health = lambda: self.dead_reason
         self.app = create_app(self.manager)
-        self._server = http_server(self.app, self.args.max_connections)
+        self._server = http_server(self.app, self.args.max_connections, self.manager.numbers)
         if self._monitored:
             gc.collect()
             gc.freeze()  # as the API process does

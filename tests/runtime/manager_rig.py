@@ -20,6 +20,7 @@ from radix_runtime.messages import (
     pack_ids,
 )
 from radix_runtime.sampling_params import SamplingParams
+from radix_runtime.server.shared_numbers import SharedNumbers
 from radix_runtime.server.submission import Submission
 from radix_runtime.server.tokenizer_manager import TokenizerManager
 from radix_runtime.text.tokenizer import load_tokenizer
@@ -47,6 +48,14 @@ class RecordingLink:
 
 
 def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
+    """Ready, and the only one."""
+    manager, link = build_one_of(SharedNumbers(), **settings)
+    manager.set_ready({"max_total_num_tokens": 1024})
+    return manager, link
+
+
+def build_one_of(numbers: SharedNumbers, **settings: Any) -> tuple[TokenizerManager, RecordingLink]:
+    """The manager of one API process among others; not ready."""
     link = RecordingLink()
     facts = SimpleNamespace(vocab_size=1536, max_context=128)
     args = ServerArgs(**settings)
@@ -57,8 +66,8 @@ def build(**settings: Any) -> tuple[TokenizerManager, RecordingLink]:
         link=link,
         defaults={},
         grammars=Grammars(args, TOKENIZER, vocab_size=1536, eos_ids=[2]),
+        numbers=numbers,
     )
-    manager.set_ready({"max_total_num_tokens": 1024})
     return manager, link
 
 

@@ -14,7 +14,7 @@ import zmq
 
 from radix_runtime.messages import Generate, pack_ids
 from radix_runtime.processes import ipc
-from radix_runtime.processes.roles import ROLES, Topology
+from radix_runtime.processes.roles import Topology, serving_roles
 from radix_runtime.sampling_params import SamplingParams
 
 TOKEN = secrets.token_bytes(ipc.TOKEN_BYTES)
@@ -26,9 +26,9 @@ DETOKENIZER = "detokenizer/0"
 class Net:
     """The links of some processes, in one directory. All that it made is closed with it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, api_processes: int) -> None:
         self.directory = directory
-        self.topology = Topology(ROLES)
+        self.topology = Topology(serving_roles(api_processes))
         self.generations: dict[str, int] = {}
         self.open: list[ipc.Receiver | ipc.Sender] = []
 
@@ -66,10 +66,10 @@ class Net:
 
 
 @contextmanager
-def open_net() -> Iterator[Net]:
+def open_net(api_processes: int = 1) -> Iterator[Net]:
     """In a directory of its own."""
     directory = Path(tempfile.mkdtemp(prefix="radix-test-"))
-    yield Net(directory)
+    yield Net(directory, api_processes)
     zmq.Context.instance().destroy(linger=0)
     shutil.rmtree(directory)
 

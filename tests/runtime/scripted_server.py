@@ -30,6 +30,7 @@ from radix_runtime.messages import (
 )
 from radix_runtime.server.api import create_app, http_server
 from radix_runtime.server.listener import bind_port
+from radix_runtime.server.shared_numbers import SharedNumbers
 from radix_runtime.server.tokenizer_manager import TokenizerManager
 from radix_runtime.text.detokenizer import Detokenizer
 from radix_runtime.text.tokenizer import load_tokenizer
@@ -72,10 +73,11 @@ class ScriptedServer:
             link=self,
             defaults={},
             grammars=self._grammars,
+            numbers=SharedNumbers(),
         )
         self.manager.set_ready({"max_total_num_tokens": CONTEXT})
         self._app = create_app(self.manager)
-        self._server = http_server(self._app, self.args.max_connections)
+        self._server = http_server(self._app, self.args.max_connections, self.manager.numbers)
         if self._monitored:
             gc.collect()
             gc.freeze()  # as the API process does

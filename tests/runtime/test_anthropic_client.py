@@ -147,6 +147,7 @@ def test_the_budget_of_reasoning(server: ScriptedServer, claude: anthropic.Anthr
         constraints.append(server.requests[-1].constraint)
     plain, unneeded, tools = constraints
     assert plain is not None and plain.kind == "any" and unneeded is None
+    assert plain.param == "thinking.budget_tokens", "for a server that cannot keep it"
     assert tools is not None and tools.kind == "lark"
     for given in (plain, tools):
         assert given.budget is not None and given.budget.tokens == 12

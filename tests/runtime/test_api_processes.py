@@ -172,8 +172,10 @@ def test_names_and_aborts_are_of_the_server(both: list[Client]) -> None:
     first, second = both
     thread, answer = long_call(first, A, rid="job")
     wait_for(lambda: second.metric("radix:open_requests") == 1)
+    accepted = second.metric("radix:requests_accepted_total")
     status, error = second.post("/v1/completions", A, prompt="a", max_tokens=2, rid="job")
     assert status == 400 and error["error"]["param"] == "rid"
+    assert second.metric("radix:requests_accepted_total") == accepted, "it is not sent"
     status, _ = second.post("/v1/completions", B, prompt="a", max_tokens=2, rid="job")
     assert status == 200, "another key's names are its own"
     assert second.post("/abort_request", B, rid="job") == (200, {"aborting": 0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import struct
@@ -18,6 +19,7 @@ from radix_runtime.messages import (
     Control,
     ControlReply,
     RequestFailed,
+    SiblingCall,
     TextBatch,
     TextDelta,
     TextStop,
@@ -250,3 +252,25 @@ def test_async_link_keeps_aborts_when_full(net: Net, monkeypatch: pytest.MonkeyP
         assert got == [Abort(f"r{i}") for i in range(20)]
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_abort_that_waits_holds_up_no_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_net(api_processes=2) as net:
+        link = ipc.AsyncLink(net.receiver(API), net.sender(API))
+        sibling = net.receiver("api/1")
+        call = SiblingCall(id=1, op="abort", body=pack_body(None), api=0)
+
+        async def main() -> None:
+            link.send(Abort("r1"))  # the scheduler is not there
+            with pytest.raises(RequestError):
+                link.send(generate(2))
+            end = time.monotonic() + 20
+            while True:
+                with contextlib.suppress(RequestError):  # until the link is connected
+                    link.send(call, 1)
+                    break
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(take, sibling, 1) == [call]
+
+        asyncio.run(asyncio.wait_for(main(), 60))

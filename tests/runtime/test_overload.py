@@ -13,6 +13,7 @@ from radix_runtime.errors import RequestError
 from radix_runtime.messages import Generate, pack_ids
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.server.admission import Admission, Place, Speed
+from radix_runtime.server.shared_numbers import SharedNumbers
 from tests.runtime.api_stack import LONG, Stack, in_background
 
 
@@ -36,8 +37,8 @@ def refused(admission: Admission, requests: list[Generate], size: int = 100) -> 
 
 
 def test_a_count_bounds_the_queue_only_where_it_is_given() -> None:
-    counted = Admission(ServerArgs(max_running_requests=2, max_queued_requests=3))
-    free = Admission(ServerArgs(max_running_requests=2))
+    counted = Admission(ServerArgs(max_running_requests=2, max_queued_requests=3), SharedNumbers())
+    free = Admission(ServerArgs(max_running_requests=2), SharedNumbers())
     places = [entered(counted, [generate(4, n=4)])]
     assert refused(counted, [generate(4, n=2)]).status == 503
     places.append(entered(counted, [generate(4)]))
@@ -55,7 +56,7 @@ def test_a_count_bounds_the_queue_only_where_it_is_given() -> None:
 
 
 def test_bytes_bound_the_queue() -> None:
-    admission = Admission(ServerArgs(max_queue_bytes=4 << 20))
+    admission = Admission(ServerArgs(max_queue_bytes=4 << 20), SharedNumbers())
     alone = entered(admission, [generate(1000)], size=5 << 20)  # nobody else is there
     error = refused(admission, [generate(4)])
     assert error.status == 503 and str(4 << 20) in error.message
@@ -69,7 +70,7 @@ def test_bytes_bound_the_queue() -> None:
 
 
 def test_seconds_of_work_bound_the_queue() -> None:
-    admission = Admission(ServerArgs(max_queue_seconds=10))
+    admission = Admission(ServerArgs(max_queue_seconds=10), SharedNumbers())
     admission.waiting_tokens = 10**9
     admission.check()  # nothing is known of the speed
     admission.speed.begin(100.0)

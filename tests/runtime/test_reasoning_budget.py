@@ -162,8 +162,10 @@ def test_a_grammar_behind_the_reasoning_goes_on_behind_its_budget(rig: MaskRig) 
 
 def test_a_server_without_grammars_closes_no_reasoning() -> None:
     grammars = Grammars(ServerArgs(grammar_backend="none"), TOKENIZER, vocab_size=1536, eos_ids=[2])
-    with pytest.raises(RequestError, match="--grammar-backend none"):
-        grammars.check(Constraint("any", budget=budget_of("qwen3", 1)))
+    constraint = Constraint("any", budget=budget_of("qwen3", 1), param="thinking.budget_tokens")
+    with pytest.raises(RequestError, match="--grammar-backend none") as refused:
+        grammars.check(constraint)
+    assert refused.value.param == "thinking.budget_tokens"
 
 
 # What comes before a grammar --------------------------------------------------------------------

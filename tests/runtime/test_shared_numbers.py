@@ -1,24 +1,20 @@
-"""What API processes share: each bound, each name and each figure is that of the whole server."""
+"""What API processes share: each bound and each figure is that of the whole server."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
 
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import RequestError
-from radix_runtime.messages import Message, SiblingCall
 from radix_runtime.server import siblings as siblings_module
 from radix_runtime.server.admission import Admission
-from radix_runtime.server.auth import Caller
 from radix_runtime.server.drain import Drain
-from radix_runtime.server.labels import Label, Labels
 from radix_runtime.server.metrics import Metrics
-from radix_runtime.server.names import Names
 from radix_runtime.server.shared_numbers import (
     BYTES,
     CHOICES,
@@ -26,7 +22,7 @@ from radix_runtime.server.shared_numbers import (
     SharedNumbers,
     create_memory,
 )
-from radix_runtime.server.siblings import Siblings
+from tests.runtime.manager_rig import build_one_of
 
 KEYS = ["key-a", "key-b"]
 
@@ -65,6 +61,18 @@ def test_alone_there_is_nobody_else() -> None:
     alone = SharedNumbers()
     alone.publish(CONNECTIONS, 9)
     assert alone.elsewhere(CONNECTIONS) == 0 and not alone.is_ahead(CONNECTIONS)
+    assert alone.everywhere(CONNECTIONS) == 9
+
+
+def test_none_is_ready_before_all_are() -> None:
+    managers = [build_one_of(numbers)[0] for numbers in shared(2)]
+    managers[0].set_ready({})
+    for manager in managers:
+        with pytest.raises(RequestError, match="still loading"):
+            manager.require_ready()
+    managers[1].set_ready({})
+    for manager in managers:
+        manager.require_ready()
 
 
 def test_who_is_ahead(three: list[SharedNumbers]) -> None:
@@ -135,14 +143,28 @@ def test_work_that_waits_is_of_all_processes(three: list[SharedNumbers]) -> None
             admission.note_work(1000, float(second_number))
     first.begin_work(10_000, 110.0)
     second.begin_work(20_000, 110.0)
-    for admission in (first, second):
+    for admission in (first, second, idle):  # the idle one has no evidence of its own
         assert admission.seconds == pytest.approx(15, rel=0.1)
         with pytest.raises(RequestError):
             admission.check()
-    idle.check()  # nothing is known there
     first.end_wait(10_000)
     second.end_wait(20_000)
     assert first.seconds == 0
+
+
+def test_the_last_tokens_are_counted_with_their_time(three: list[SharedNumbers]) -> None:
+    """10 tokens a second for this process and as many for another, in many short requests."""
+    own, other, _ = (Admission(ServerArgs(), numbers) for numbers in three)
+    other.begin_work(0, 0.0)
+    for start in range(0, 100, 5):
+        own.begin_work(1, float(start))
+        own.end_wait(1)
+        other.note_work(50, start + 5.0)
+        own.pause(start + 5.0)  # as when the last request ends within a message,
+        own.note_work(50, start + 5.0)  # whose work is summed up behind it
+        other.note_work(1000, start + 5.0)  # while nothing is open in this process
+        own.note_work(0, start + 5.0)
+    assert own.speed.seconds(20) == pytest.approx(1, rel=0.05)
 
 
 def test_all_processes_drain_together(three: list[SharedNumbers]) -> None:
@@ -168,7 +190,7 @@ def test_all_processes_drain_together(three: list[SharedNumbers]) -> None:
 
 
 def test_a_drain_for_good_refuses_after_its_delay_also_what_was_drained_before() -> None:
-    drain = Drain(1000.0)
+    drain = Drain(1000.0, SharedNumbers())
     drain.begin()
     drain.begin(for_good=True)
     assert drain.is_asked and not drain.refuses
@@ -176,106 +198,8 @@ def test_a_drain_for_good_refuses_after_its_delay_also_what_was_drained_before()
     assert drain.refuses
 
 
-class _Net:
-    """The links between processes of a test. Whoever is in `silent` gets nothing."""
-
-    def __init__(self) -> None:
-        self.members: list[Siblings] = []
-        self.silent: set[int] = set()
-
-    def send(self, message: Message, instance: int = 0) -> None:
-        if instance not in self.silent and not isinstance(message, str):
-            call = self.members[instance].handle
-            asyncio.get_running_loop().call_soon(call, message)
-
-
-class _Engine:
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    def send(self, message: Message, instance: int = 0) -> None:
-        self.sent.append(message)
-
-
-@pytest.fixture
-def net() -> Iterator[_Net]:
-    net = _Net()
-    for number in range(3):
-        net.members.append(Siblings(number, 3, link=net))
-    yield net
-
-
-def test_a_sibling_that_stands_still_is_left_out(
-    net: _Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(siblings_module, "_TIMEOUT", 0.05)
-    for member in net.members:
-        member.register("double", int, lambda value, member=member: 2 * value + member.number)
-
-    async def work() -> None:
-        assert await net.members[0].ask("double", 10, int) == {1: 21, 2: 22}
-        net.silent = {2}
-        assert await net.members[0].ask("double", 10, int) == {1: 21}
-        alone = Siblings(0, 1, link=net)
-        assert await alone.ask("double", 10, int) == {}
-        net.members[0].handle(SiblingCall(id=1, op="double", body=_packed(1), api=2))
-
-    asyncio.run(work())
-
-
-def _packed(value: object):  # type: ignore[no-untyped-def]
-    return siblings_module.pack_body(value)
-
-
-@pytest.mark.parametrize("first", [0, 2])
-def test_two_processes_take_a_name_at_once(net: _Net, first: int) -> None:
-    """One has it, whoever asks first."""
-    names = [Names(member, _Engine()) for member in net.members]
-    label = Label("key", "job")
-
-    async def take(number: int) -> bool:
-        names[number].labels.add(f"r{number}", label, "job")
-        try:
-            await names[number].require_unique([label])
-        except RequestError as error:
-            assert error.status == 400 and error.param == "rid"
-            names[number].labels.remove(f"r{number}", label, "job")
-            return False
-        return True
-
-    async def work() -> None:
-        order = [first, 2 - first]
-        taken = await asyncio.gather(*(take(number) for number in order))
-        assert dict(zip(order, taken, strict=True)) == {0: True, 2: False}
-        assert not await take(1), "it is open in process 0"
-        names[0].labels.remove("r0", label, "job")
-        assert await take(1)
-        assert not await take(0), "it is settled, though that one is first"
-
-    asyncio.run(work())
-
-
-def test_an_abort_reaches_every_process(net: _Net) -> None:
-    engines = [_Engine() for _ in net.members]
-    pairs = zip(net.members, engines, strict=True)
-    names = [Names(member, engine) for member, engine in pairs]
-    names[1].labels.add("r1", Label("", "job"), "job")
-    names[2].labels.add("r2", Label("other", "job"), "job")
-
-    async def work() -> None:
-        assert await names[0].abort("job", Caller()) == 1
-        assert await names[0].abort("job", Caller(is_operator=True)) == 2
-        since = 0.0
-        assert names[2].labels.was_aborted(Label("", "job"), "job", since), "not submitted yet"
-        await names[0].abort_all()
-        assert all(each.labels.was_aborted(Label("", "x"), "x", since) for each in names)
-
-    asyncio.run(work())
-    assert [len(engine.sent) for engine in engines] == [2, 2, 1]
-
-
-def test_metrics_are_sums_and_never_fall() -> None:
-    first, second = (Metrics("m", Admission(ServerArgs())) for _ in range(2))
+def test_metrics_are_sums() -> None:
+    first, second = (Metrics("m", Admission(ServerArgs(), SharedNumbers())) for _ in range(2))
     first.counts.accepted = 3
     first.count_call("/generate", 200)
     second.counts.accepted = 4
@@ -283,7 +207,7 @@ def test_metrics_are_sums_and_never_fall() -> None:
     second.count_call("/generate", 200)
     second.count_call("/generate", 503)
     second.prompt_length.observe(10)
-    text = first.render({}, {1: second.figures()}).decode()
+    text = first.render({}, first.total([second.figures()])).decode()
     for line in (
         "radix:requests_accepted_total 7.0",
         'radix:requests_total{outcome="ok"} 4.0',
@@ -294,12 +218,17 @@ def test_metrics_are_sums_and_never_fall() -> None:
         "radix:request_prompt_tokens_sum 10.0",
     ):
         assert line in text, text
-    assert first.render({}, {}).decode() == text, "of a process that does not answer"
     assert first.counts.accepted == 3
 
 
-def test_labels_of_calls_are_settled_whatever_happens() -> None:
-    labels = Labels()
-    with pytest.raises(ZeroDivisionError), labels.unsettled([Label("", "a")]):
-        raise ZeroDivisionError
-    assert not labels._unsettled
+def test_there_are_no_figures_without_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums without a process that stands still would be lower than before."""
+    monkeypatch.setattr(siblings_module, "_TIMEOUT", 0.05)
+    manager, _ = build_one_of(shared(2)[0])
+
+    async def work() -> None:
+        with pytest.raises(RequestError, match="an API process does not answer") as caught:
+            await manager.figures()
+        assert (caught.value.status, caught.value.code) == (503, "unhealthy")
+
+    asyncio.run(work())

@@ -11,9 +11,12 @@ import pytest
 from radix_runtime.config import ServerArgs
 from radix_runtime.errors import ConfigError, RequestError
 from radix_runtime.messages import Generate
+from radix_runtime.processes.api import _check_keys
+from radix_runtime.processes.child import Launch
 from radix_runtime.server.admission import Admission
-from radix_runtime.server.auth import Access, Auth, Caller
+from radix_runtime.server.auth import Access, Auth, Caller, counted_keys, keys_digest
 from radix_runtime.server.labels import Label, Labels
+from radix_runtime.server.shared_numbers import SharedNumbers
 from tests.runtime.api_stack import LONG, Stack, in_background
 
 A = {"authorization": "Bearer key-a"}
@@ -180,8 +183,28 @@ def test_keys_from_files_and_metrics(tmp_path: Path) -> None:
         ServerArgs(max_requests_per_key=2).validate()
 
 
+@pytest.mark.parametrize("bound", [None, 3])
+def test_api_processes_start_with_the_same_keys(keys: str, bound: int | None) -> None:
+    args = ServerArgs(api_processes=2, api_key_file=keys, max_requests_per_key=bound)
+    launch = Launch(
+        process="api/0",
+        roles=[],
+        args=args,
+        directory="",
+        token=b"",
+        parent=0,
+        heartbeat_fd=-1,
+        keys=counted_keys(args),
+        keys_digest=keys_digest(args),
+    )
+    _check_keys(launch)
+    Path(keys).write_text("key-a\nkey-c\n")
+    with pytest.raises(ConfigError, match="a key file has changed"):
+        _check_keys(launch)
+
+
 def test_a_bound_of_a_key_counts_what_it_holds() -> None:
-    admission = Admission(ServerArgs(max_requests_per_key=2, api_key="x"))
+    admission = Admission(ServerArgs(max_requests_per_key=2, api_key="x"), SharedNumbers())
     with admission.enter(1, "k"), admission.enter(1, "k"), admission.enter(1, "other"):
         with pytest.raises(RequestError) as caught:
             admission.enter(1, "k")

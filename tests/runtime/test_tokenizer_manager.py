@@ -204,7 +204,7 @@ def test_abort_by_request_and_by_call() -> None:
         assert await abort("none", Caller()) == 0
         aborted = link.rids(Abort)
         assert aborted[0] == "call-1" and sorted(aborted[1:]) == ["call-0", "call-1"]
-        assert await manager.abort_all() == 3 and link.rids(Abort)[-1] == ""
+        assert await manager.names.abort_all() == 3 and link.rids(Abort)[-1] == ""
         for rid in ("call-0", "call-1", "other"):
             manager.handle(TextBatch([delta(rid, 0, end="abort")]))
         assert [d.finish.type for d in await both.collect() if d.finish] == ["abort"] * 2

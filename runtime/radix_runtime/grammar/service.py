@@ -88,7 +88,7 @@ class Grammars:
 
     def _prepared(self, constraint: Constraint) -> Constraint:
         """With this server's whitespace. Raises RequestError: it constrains no answers."""
-        self._require()
+        self._require(constraint.param)
         if constraint.whitespace is not None:
             return constraint
         whitespace = self._args.constrained_json_whitespace_pattern
@@ -112,16 +112,16 @@ class Grammars:
                 if child is not None:
                     child.close()
 
-    def _require(self) -> Tokenizer:
-        """The tokenizer. Raises RequestError where answers cannot be constrained."""
+    def _require(self, param: str | None = None) -> Tokenizer:
+        """The tokenizer. Raises RequestError, which names the field `param`, where answers cannot
+        be constrained."""
         if self._args.grammar_backend == NO_BACKEND:
-            raise refusal(
-                "unsupported_parameter", "this server has no grammars (--grammar-backend none)"
-            )
+            text = "this server has no grammars (--grammar-backend none)"
+            raise refusal("unsupported_parameter", text, param)
         if self._tokenizer is None or not self._eos_ids:
             missing = "tokenizer" if self._tokenizer is None else "token that ends an answer"
             text = f"answers cannot be constrained: the model has no {missing}"
-            raise refusal("unsupported_parameter", text)
+            raise refusal("unsupported_parameter", text, param)
         return self._tokenizer
 
     def _hello(self, threads: int) -> Hello:

@@ -1,4 +1,4 @@
-"""The API process of `radix serve`: HTTP on a socket that the supervisor has bound."""
+"""An API process of `radix serve`: HTTP on a socket that the supervisor has bound."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from ..errors import EXIT_INTERNAL, ConfigError, RequestError
 from ..grammar.service import Grammars
 from ..model_config import ModelConfig
 from ..server.api import create_app, http_server
-from ..server.auth import counted_keys
+from ..server.auth import counted_keys, keys_digest
 from ..server.shared_numbers import SharedNumbers
 from ..server.tokenizer_manager import TokenizerManager
 from ..text.generation_config import eos_token_ids, sampling_defaults
 from ..text.tokenizer import served_tokenizer
-from .child import Child
+from .child import Child, Launch
 from .ipc import AsyncLink, Sender
 
 _BEAT_SECONDS = 1.0  # between two heartbeats
@@ -61,6 +61,7 @@ async def _serve(child: Child) -> None:
     manager.health = child.heartbeats.stale
     manager.text.start()
     app = create_app(manager)
+    _check_keys(child.launch)
     server = http_server(app, args.max_connections, numbers)
     # The supervisor decides when to stop.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
@@ -85,17 +86,22 @@ async def _serve(child: Child) -> None:
 
 
 def _shared_numbers(child: Child) -> SharedNumbers:
-    """What this process shares with others of its role. Raises ConfigError if they started with
-    other keys."""
+    """What this process shares with others of its role."""
     launch = child.launch
-    if launch.keys != counted_keys(child.args):
-        raise ConfigError("a key file has changed while the server started")
     return SharedNumbers(
         child.role.instances,
         int(child.process.rpartition("/")[2]),
         keys=launch.keys,
         descriptor=launch.numbers_fd,
     )
+
+
+def _check_keys(launch: Launch) -> None:
+    """Called when this process has read its keys. Raises ConfigError if they may not be those of
+    the others: a key would be good for some connections only."""
+    is_same = keys_digest(launch.args) == launch.keys_digest
+    if not is_same or counted_keys(launch.args) != launch.keys:
+        raise ConfigError("a key file has changed while the server started")
 
 
 async def _beat(child: Child) -> None:

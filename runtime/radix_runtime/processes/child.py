@@ -1,6 +1,6 @@
 """What every child of the supervisor does the same way: start, harden, connect, report, end."""
 
-# The supervisor writes one `Launch` to the child's stdin and then, to the one that serves HTTP,
+# The supervisor writes one `Launch` to the child's stdin and then, to those that serve HTTP,
 # commands; a line each. End of file on stdin means that the supervisor is gone. The child writes
 # reports, a JSON array a line, to the status pipe.
 
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 class Launch(msgspec.Struct):
     """All that a child is told: its id, the roles of the instance, and the `generations` of the
     processes that were started again. Descriptors are inherited under the same numbers; who serves
-    HTTP gets the listening socket, and the numbers that it shares with others of its role, of which
-    there are columns for `keys`."""
+    HTTP gets the listening socket, the numbers that it shares with others of its role, in which
+    there are columns for `keys`, and `keys_digest`: of all keys, as `auth.keys_digest`."""
 
     process: str
     roles: list[Role]
@@ -55,6 +55,7 @@ class Launch(msgspec.Struct):
     listen_fd: int | None = None
     numbers_fd: int | None = None
     keys: list[str] = []
+    keys_digest: str = ""
 
     @property
     def descriptors(self) -> list[int]:
@@ -79,8 +80,8 @@ class Child:
         self._sigterms: list[int] = []
 
     def report(self, event: str, error: object = "", info: Info | None = None) -> None:
-        """Tells the supervisor `ready` (with `info` for the API), `serving` and `drained` (the API
-        only), `config` (the operator's mistake) or `fatal`."""
+        """Tells the supervisor `ready` (with `info` for the API), `serving` and `drained` (API
+        processes only), `config` (the operator's mistake) or `fatal`."""
         message = " ".join(str(error).split())[:_MAX_REPORT]
         line = msgspec.json.encode((event, message, info or {})) + b"\n"
         with contextlib.suppress(OSError):  # the supervisor does not listen any more
@@ -91,8 +92,8 @@ class Child:
         self.heartbeats.beat(self.process)
 
     def connect(self) -> tuple[Receiver, Sender]:
-        """The links of this process. In all but the API, SIGTERM makes `should_stop` true and ends
-        a wait for messages."""
+        """The links of this process. In all but API processes, SIGTERM makes `should_stop` true and
+        ends a wait for messages."""
         node = Node(
             process=self.process,
             topology=self.topology,

@@ -8,15 +8,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ..errors import ConfigError
 
-_TIMEOUT = 2.0  # seconds for a client, and for the API process to give its metrics
+_TIMEOUT = 2.0  # seconds for a client, and for an API process to give the metrics
 _MAX_CALLS = 32  # at a time
 
 
 class HealthPort:
     """Serves /health, /ping, /ready and /metrics on threads of this process. `health` and `ready`
-    give the reason why it is not so, or None. Metrics are those of the API process, asked for at
-    `url`; where it does not answer, the last ones are given unless they need a key
-    (`metrics_need_key`). Raises ConfigError if the port cannot be had."""
+    give the reason why it is not so, or None. Metrics come from one of the API processes, for all,
+    asked for at `url`; where it does not answer, or cannot for all, the last ones are given unless
+    they need a key (`metrics_need_key`). Raises ConfigError if the port cannot be had."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ def _handler(metrics: "_Metrics", *, health: State, ready: State) -> type[BaseHT
 
 
 class _Metrics:
-    """The API process's metrics, or those that it gave last."""
+    """The metrics that one of the API processes gives for all, or those that were given last."""
 
     def __init__(self, url: str, may_repeat: bool) -> None:
         self._address = url.removeprefix("http://")
@@ -106,9 +106,15 @@ class _Metrics:
             response = connection.getresponse()
             text = response.read()
         except OSError:
-            return (200, self._last) if self._last else (503, b"")
+            return self._repeated(b"")
         finally:
             connection.close()
+        if response.status == 503:
+            return self._repeated(text)
         if response.status == 200 and self._may_repeat:
             self._last = text
         return response.status, text
+
+    def _repeated(self, reason: bytes) -> tuple[int, bytes]:
+        """The last metrics; where there are none, a 503 with this text."""
+        return (200, self._last) if self._last else (503, reason)

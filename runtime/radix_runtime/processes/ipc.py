@@ -40,6 +40,7 @@ _RECONNECT_TIMEOUT = 1.0  # seconds for a connection to a process that is there
 _RETRY = 0.05  # seconds until an Abort that found the link full is sent again
 
 ProcessChange = m.ProcessDown | m.ProcessUp
+_SiblingMessage = m.SiblingCall | m.SiblingReply
 
 log = logging.getLogger(__name__)
 
@@ -332,16 +333,18 @@ def _encoded(message: Message) -> bytes:
 
 
 class AsyncLink:
-    """The API process's side: `send` never blocks, `receive` is awaited by one task."""
+    """An API process's side: `send` never blocks, `receive` is awaited by one task."""
 
     def __init__(self, receiver: Receiver, sender: Sender) -> None:
         self._receiver = receiver
         self._sender = sender
-        self._unsent: deque[Message] = deque()
+        self._unsent: deque[m.Abort] = deque()  # for the scheduler, the oldest first
 
     def send(self, message: Message, instance: int = 0) -> None:
         """Raises RequestError 503 when the link is full; an Abort is kept and sent later."""
-        if not self._unsent and self._sender.try_send(message, instance):
+        # What the scheduler gets stays in its order. Siblings have links of their own.
+        must_wait = bool(self._unsent) and not isinstance(message, _SiblingMessage)
+        if not must_wait and self._sender.try_send(message, instance):
             return
         if not isinstance(message, m.Abort):
             raise RequestError(

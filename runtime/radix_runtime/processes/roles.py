@@ -56,10 +56,10 @@ def serving_roles(api_processes: int = 1) -> tuple[Role, ...]:
     """The roles of an instance with so many API processes; several of them talk to each other."""
     if api_processes == 1:
         return ROLES
-    return tuple(_several(role, api_processes) if role.name == API else role for role in ROLES)
+    return tuple(_replicated(role, api_processes) if role.name == API else role for role in ROLES)
 
 
-def _several(api: Role, count: int) -> Role:
+def _replicated(api: Role, count: int) -> Role:
     sends = {**api.sends, "SiblingCall": API, "SiblingReply": API}
     return msgspec.structs.replace(api, instances=count, sends=sends)
 

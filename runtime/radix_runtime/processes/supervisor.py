@@ -22,7 +22,7 @@ import msgspec
 
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_HANG, EXIT_INTERNAL, ConfigError
-from ..server.auth import counted_keys
+from ..server.auth import counted_keys, keys_digest
 from ..server.listener import url_of
 from ..server.shared_numbers import SharedNumbers, create_memory
 from ..spawn import DUMP_SIGNAL
@@ -68,6 +68,7 @@ class Supervisor:
         self._heartbeats = Heartbeats(self._topology.everybody())
         self._http = [name for name in self._topology.processes if self._serves_http(name)]
         self._keys = counted_keys(args)
+        self._keys_digest = keys_digest(args)
         self._numbers_fd = create_memory(len(self._http), self._keys)
         self._numbers = SharedNumbers(len(self._http), keys=self._keys, descriptor=self._numbers_fd)
         self._selector = selectors.DefaultSelector()  # the data of an entry is what to call
@@ -149,6 +150,7 @@ class Supervisor:
             listen_fd=self._listener.fileno() if serves_http else None,
             numbers_fd=self._numbers_fd if serves_http else None,
             keys=self._keys,
+            keys_digest=self._keys_digest,
         )
         child = ChildProcess(launch, self._topology.label(process))
         self._children[process] = child

@@ -14,7 +14,6 @@ from ..errors import RequestError, refusal
 from ..step_plan import Profile
 from ..step_times import RING_STEPS
 from .http_call import HttpCall
-from .metrics import Figures
 from .protocol import ProfileBody
 from .tokenizer_manager import TokenizerManager
 
@@ -123,9 +122,10 @@ async def model_info(call: HttpCall) -> None:
 
 async def server_info(call: HttpCall) -> None:
     """GET /server_info: all settings as they were resolved (a key that is set shows as "***"), the
-    command line that gives them, and the engine's figures."""
+    command line that gives them, and the figures of the engine and of all API processes."""
     manager = call.manager
     args = manager.args
+    stats, figures = await asyncio.gather(_stats(manager), manager.figures())
     settings = asdict(args)
     for name in settings.keys() & manager.engine_info.keys():  # decided at start
         settings[name] = manager.engine_info[name]
@@ -141,8 +141,8 @@ async def server_info(call: HttpCall) -> None:
         "context_length": manager.limits.context_length,
         "max_total_num_tokens": manager.limits.max_total_tokens,
         "engine": manager.engine_info,
-        "internal_states": [await _stats(manager)],
-        "requests": asdict((await manager.figures()).requests),
+        "internal_states": [stats],
+        "requests": asdict(figures.requests),
     }
     await call.answer(info)
 
@@ -175,8 +175,7 @@ async def _stats(manager: TokenizerManager) -> dict[str, float]:
 async def metrics(call: HttpCall) -> None:
     """GET /metrics: for Prometheus."""
     manager = call.manager
-    siblings = manager.siblings.ask("figures", None, Figures)
-    stats, figures = await asyncio.gather(_stats(manager), siblings)
+    stats, figures = await asyncio.gather(_stats(manager), manager.figures())
     text = manager.metrics.render(stats, figures)
     await call.respond(Response(text, media_type="text/plain; version=0.0.4; charset=utf-8"))
 

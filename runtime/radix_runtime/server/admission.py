@@ -8,7 +8,15 @@ from contextlib import AbstractContextManager
 from ..config import ServerArgs
 from ..errors import RequestError, refusal
 from ..messages import Generate, num_ids
-from .shared_numbers import BYTES, CHOICES, DONE_TOKENS, WAITING_TOKENS, SharedNumbers
+from .shared_numbers import (
+    BYTES,
+    CHOICES,
+    DONE_TOKENS,
+    SPEED_MILLISECONDS,
+    SPEED_TOKENS,
+    WAITING_TOKENS,
+    SharedNumbers,
+)
 
 _CHOICE_BYTES = 16 << 10  # what a choice holds in all processes beside its tokens, about
 _TOKEN_BYTES = 4
@@ -25,8 +33,8 @@ class Admission:
     what its calls hold. `bytes`, `choices` and `waiting_tokens`, the work of the requests that have
     not had their first token, are those of this process."""
 
-    def __init__(self, args: ServerArgs, numbers: SharedNumbers | None = None) -> None:
-        self._numbers = SharedNumbers() if numbers is None else numbers
+    def __init__(self, args: ServerArgs, numbers: SharedNumbers) -> None:
+        self._numbers = numbers
         self._max_bytes = args.max_queue_bytes
         self._max_seconds = args.max_queue_seconds
         self._max_of_key = args.max_requests_per_key or math.inf
@@ -49,9 +57,14 @@ class Admission:
 
     @property
     def seconds(self) -> float:
-        """How long a new request would wait, as far as that is known."""
+        """How long a new request would wait, as far as that is known: by the speed that this
+        process has seen or, while it has not seen enough, by what the others have."""
         waiting = self.waiting_tokens + self._numbers.elsewhere(WAITING_TOKENS)
-        return self.speed.seconds(waiting)
+        if self.speed.is_known:
+            return self.speed.seconds(waiting)
+        tokens = self._numbers.elsewhere(SPEED_TOKENS)
+        seconds = self._numbers.elsewhere(SPEED_MILLISECONDS) / 1000
+        return Speed(tokens, seconds).seconds(waiting)
 
     @property
     def all_bytes(self) -> int:
@@ -60,7 +73,7 @@ class Admission:
 
     @property
     def all_choices(self) -> int:
-        """Those of all processes."""
+        """The choices that the calls of all processes hold."""
         return self.choices + self._numbers.elsewhere(CHOICES)
 
     def _of_key_everywhere(self, key: str) -> int:
@@ -71,15 +84,17 @@ class Admission:
         Cheap: asked before the body is read."""
         if key and self._of_key_everywhere(key) >= self._max_of_key:
             raise self._too_many_of_key()
-        if self.all_choices >= self._max_choices:
-            raise self._full(f"the limit is {self._max_choices} running and waiting together")
-        if self.all_bytes >= self._max_bytes:
-            raise self._full(f"they hold {self.all_bytes} bytes, the limit is {self._max_bytes}")
+        choices = self.all_choices  # read once, as others write them
+        size = self.all_bytes
         seconds = self.seconds
+        if choices >= self._max_choices:
+            text = f"the limit is {self._max_choices} running and waiting together"
+            raise self._full(text, choices)
+        if size >= self._max_bytes:
+            raise self._full(f"they hold {size} bytes, the limit is {self._max_bytes}", choices)
         if seconds > self._max_seconds:
-            raise self._full(
-                f"they wait for about {seconds:.0f} s, the limit is {self._max_seconds:g} s"
-            )
+            text = f"they wait for about {seconds:.0f} s, the limit is {self._max_seconds:g} s"
+            raise self._full(text, choices)
 
     def enter(self, size: int, key: str = "") -> "Place":
         """The place of a call whose body, of `size` bytes, has arrived. Raises RequestError as
@@ -164,12 +179,22 @@ class Admission:
 
     def note_work(self, tokens: int, now: float) -> None:
         """So many tokens of work have been done for this process. The engine's speed is that of its
-        work for all of them."""
+        work for all processes, in the time in which this one has open requests."""
         self._done_tokens += tokens
         self._numbers.publish(DONE_TOKENS, self._done_tokens)
-        elsewhere = self._numbers.elsewhere(DONE_TOKENS)
-        self.speed.note(tokens + elsewhere - self._done_elsewhere, now)
-        self._done_elsewhere = elsewhere
+        if self.speed.is_running:
+            elsewhere = self._numbers.elsewhere(DONE_TOKENS)
+            tokens += elsewhere - self._done_elsewhere
+            self._done_elsewhere = elsewhere
+        self.speed.note(tokens, now)
+        self._numbers.publish(SPEED_TOKENS, round(self.speed.tokens))
+        self._numbers.publish(SPEED_MILLISECONDS, round(1000 * self.speed.elapsed))
+
+    def pause(self, now: float) -> None:
+        """Nothing is open in this process any more. What was done for its last requests is noted
+        behind this; the time that it took is counted here."""
+        self.note_work(0, now)
+        self.speed.end()
 
     def _too_many_of_key(self) -> RequestError:
         return RequestError(
@@ -179,12 +204,13 @@ class Admission:
             retry_after=1,
         )
 
-    def _full(self, why: str, choices: int | None = None) -> RequestError:
+    def _full(self, why: str, choices: int) -> RequestError:
+        """So many choices are open."""
         seconds = (1 + self.seconds) * random.uniform(1 - _JITTER, 1 + _JITTER)
         return RequestError(
             status=503,
             code="engine_overloaded",
-            message=f"{self.all_choices if choices is None else choices} requests are open: {why}",
+            message=f"{choices} requests are open: {why}",
             retry_after=max(1, round(min(_LONGEST_RETRY, seconds))),
         )
 
@@ -216,17 +242,26 @@ class Speed:
     _EVIDENCE = 2.0  # seconds of work before anything is told
     _MEAN_OVER = 64  # ended choices that the mean length is of
 
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
+    def __init__(self, tokens: float = 0.0, elapsed: float = 0.0) -> None:
+        """So many `tokens` have been worked off in `elapsed` seconds."""
+        self.tokens = tokens
+        self.elapsed = elapsed
         self._since: float | None = None  # None: nothing is open
         self._length: float | None = None  # mean tokens of an answer
 
+    @property
+    def is_running(self) -> bool:
+        """Whether time counts."""
+        return self._since is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there has been enough work to tell."""
+        return self.elapsed >= self._EVIDENCE and self.tokens > 0
+
     def seconds(self, tokens: int) -> float:
         """The time that so much work takes; 0 while that is not known."""
-        if self._seconds < self._EVIDENCE or self._tokens <= 0:
-            return 0.0
-        return tokens * self._seconds / self._tokens
+        return tokens * self.elapsed / self.tokens if self.is_known else 0.0
 
     def expected(self, request: Generate) -> int:
         """The work of a request: its prompt, and its answers as long as others' have been."""
@@ -236,7 +271,7 @@ class Speed:
         return num_ids(request.input_ids) + request.sampling.n * length
 
     def begin(self, now: float) -> bool:
-        """A request is open; `now` as of time.perf_counter(). Whether it is the first one."""
+        """A request is open; `now` as of time.perf_counter(). True if none was before."""
         is_first = self._since is None
         if is_first:
             self._since = now
@@ -247,10 +282,10 @@ class Speed:
         if self._since is not None:
             elapsed = now - self._since
             fade = math.exp(-elapsed / self._MEMORY)
-            self._tokens *= fade
-            self._seconds = self._seconds * fade + elapsed
+            self.tokens *= fade
+            self.elapsed = self.elapsed * fade + elapsed
             self._since = now
-        self._tokens += tokens
+        self.tokens += tokens
 
     def end(self) -> None:
         """Nothing is open any more."""

@@ -118,23 +118,24 @@ class Answer(ABC):
                 request.constraint = checked.constraint
                 self.call.warnings += checked.warnings
 
-    async def require_unique(self, labels: Mapping[str, str]) -> None:
-        """Raises RequestError if a name that the client has given to a request is another's.
-        `labels`: as of this class, of requests that have been submitted."""
+    async def _submit(self) -> Submission:
+        """Sends the requests. Raises RequestError, also if a name that the client has given to one
+        is another's."""
+        call = self.call
+        named = []
         if self._is_named:
-            key = self.call.caller.key
-            await self.call.manager.names.require_unique(
-                [Label(key, name) for name in labels.values()]
+            named = [Label(call.caller.key, name) for name in self.labels.values()]
+        async with call.manager.names.claimed(named):
+            return call.manager.submit(
+                self.requests, self.name, self.labels, call.started, call.place
             )
 
     async def send(self) -> None:
         """Runs the requests and answers the call. Raises RequestError."""
         call = self.call
         await self.check_constraints()
-        with call.manager.submit(
-            self.requests, self.name, self.labels, call.started, call.place
-        ) as self.submission:
-            await self.require_unique(self.labels)
+        self.submission = await self._submit()
+        with self.submission:
             if not self.is_stream:
                 deltas = await self.submission.collect()
                 await in_turns(self.digest(deltas))

@@ -248,13 +248,10 @@ def create_app(manager: TokenizerManager) -> FastAPI:
     return app
 
 
-def http_server(
-    app: ASGIApp, max_connections: int, numbers: SharedNumbers | None = None
-) -> uvicorn.Server:
+def http_server(app: ASGIApp, max_connections: int, numbers: SharedNumbers) -> uvicorn.Server:
     """The server that runs `app`; `numbers` are those of all processes that share its socket. It
     logs errors only: what is below would repeat the supervisor's lines or tell of clients'
     mistakes, which get their answer."""
-    numbers = SharedNumbers() if numbers is None else numbers
     protocol = partial(Connection, max_connections=max_connections, numbers=numbers)
     config = uvicorn.Config(
         app,

@@ -36,9 +36,28 @@ def counted_keys(args: ServerArgs) -> list[str]:
     an unreadable key file."""
     if args.max_requests_per_key is None or args.api_processes == 1:
         return []
-    clients = _digests("--api-key-file", args.api_key_file, args.api_key)
-    admins = _digests("--admin-api-key-file", args.admin_api_key_file, args.admin_api_key)
+    clients, admins, _ = _all_digests(args)
     return sorted({_name(digest) for digest in clients + admins})
+
+
+def keys_digest(args: ServerArgs) -> str:
+    """A digest of all keys, by which API processes know that they have the same ones; "" where
+    there is one process. Raises ConfigError on an unreadable key file."""
+    if args.api_processes == 1:
+        return ""
+    digest = sha256()
+    for known in _all_digests(args):
+        digest.update(b"".join(known) + b";")
+    return digest.hexdigest()
+
+
+def _all_digests(args: ServerArgs) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Of the keys of clients, of admins and of scrapers. Raises ConfigError."""
+    return (
+        _digests("--api-key-file", args.api_key_file, args.api_key),
+        _digests("--admin-api-key-file", args.admin_api_key_file, args.admin_api_key),
+        _digests("--metrics-api-key", None, args.metrics_api_key),
+    )
 
 
 class Auth:
@@ -46,9 +65,7 @@ class Auth:
     ConfigError on an unreadable key file."""
 
     def __init__(self, args: ServerArgs, routes: Mapping[str, Access]) -> None:
-        self._clients = _digests("--api-key-file", args.api_key_file, args.api_key)
-        self._admins = _digests("--admin-api-key-file", args.admin_api_key_file, args.admin_api_key)
-        self._scrapers = _digests("--metrics-api-key", None, args.metrics_api_key)
+        self._clients, self._admins, self._scrapers = _all_digests(args)
         self._routes = dict(routes)
         self.is_open = not self._clients
 
@@ -123,7 +140,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _name(digest: bytes) -> str:
-    """What a key is called where it must not be known: its digest's digest."""
+    """A name for a key that does not reveal it: its digest's digest."""
     return sha256(digest).hexdigest()[:16]
 
 

@@ -16,6 +16,8 @@ from .parsed_choice import ParsedChoice
 from .protocol import Sampling, TemplateOptions
 from .tokenizer_manager import TokenizerManager
 
+_BUDGET = "thinking.budget_tokens"  # the one field that gives a budget
+
 
 class Conversation(NamedTuple):
     """What a model is told. `tools`: None where it is to call none."""
@@ -72,7 +74,7 @@ async def chat_request(
     budget: int | None = None,
 ) -> ChatRequest:
     """The request of a conversation; arguments of `chat_prompt`, and `names`: see `new_request`.
-    `budget`: tokens of its reasoning at most. Raises RequestError."""
+    `budget`: tokens of its reasoning at most, the field _BUDGET. Raises RequestError."""
     prompt, tools = await chat_prompt(manager, read, options=options, param=param)
     kept = manager.format.keep_special(tools, reasoning=separate_reasoning)
     body.keep_special = [*body.keep_special, *kept]
@@ -87,7 +89,9 @@ async def chat_request(
             reasoning=separate_reasoning,
         )
     if budget is not None and budget < (request.sampling.max_new_tokens or 0):
-        request.constraint = manager.format.budgeted(request.constraint, prompt.end, budget)
+        request.constraint = manager.format.budgeted(
+            request.constraint, prompt.end, budget, param=_BUDGET
+        )
     choices = []
     for _ in range(request.sampling.n):
         parser = manager.format.parser(

@@ -20,9 +20,9 @@ class Connection(HttpToolsProtocol):
     """A connection over which requests come one after the other.
 
     Beside what uvicorn does: there are at most `max_connections` in all API processes, which tell
-    each other in `numbers`; headers are bounded in time and
-    size; and what the parser refuses, or is refused here, is answered with the error object. The
-    answer is not lost to a reset, because the client's bytes are read on for a moment.
+    each other in `numbers`; headers are bounded in time and size; and what the parser refuses, or
+    is refused here, is answered with the error object. The answer is not lost to a reset, because
+    the client's bytes are read on for a moment.
     """
 
     def __init__(

@@ -14,13 +14,13 @@ class Drain:
     `delay` seconds later, so that whoever sends them has time to see that. `undo` takes them again.
     All API processes of the server drain together: the times are in `numbers`."""
 
-    def __init__(self, delay: float, numbers: SharedNumbers | None = None) -> None:
+    def __init__(self, delay: float, numbers: SharedNumbers) -> None:
         self._delay = delay
-        self._numbers = SharedNumbers() if numbers is None else numbers
+        self._numbers = numbers
         self._open_calls = 0  # of this process
 
     def begin(self, for_good: bool = False) -> None:
-        """`for_good`: the process is about to end, so it cannot be undone. May be called again."""
+        """`for_good`: the server is about to end, so it cannot be undone. May be called again."""
         when = time.monotonic_ns() + int(1e9 * self._delay)
         numbers = self._numbers
         if for_good:
@@ -29,7 +29,7 @@ class Drain:
             numbers.drained_from = when
 
     def undo(self) -> None:
-        """Requests are taken as before. Raises RequestError if the process is about to end."""
+        """Requests are taken as before. Raises RequestError if the server is about to end."""
         if self._numbers.ends_from:
             raise _draining()
         self._numbers.drained_from = 0
@@ -42,11 +42,9 @@ class Drain:
     @property
     def refuses(self) -> bool:
         """Whether new requests are refused by now."""
-        drained = self._numbers.drained_from
-        ends = self._numbers.ends_from
-        if not (drained or ends):
-            return False
-        return time.monotonic_ns() >= min(drained or ends, ends or drained)
+        times = (self._numbers.drained_from, self._numbers.ends_from)
+        now = time.monotonic_ns()
+        return any(0 < when <= now for when in times)
 
     @property
     def open_calls(self) -> int:

@@ -26,13 +26,19 @@ class Labels:
 
     def __init__(self) -> None:
         self._requests: set[Label] = set()
-        self._unsettled: set[Label] = set()
+        self._claimed: set[Label] = set()  # by calls that ask the other API processes for them
+        self._yielded: set[Label] = set()  # the claimed ones that another process was given
         self._rids: dict[Label, set[str]] = {}  # of requests and calls
         self._aborted: dict[Label, float] = {}  # when, time.perf_counter(); the oldest first
         self._all_aborted = 0.0
 
     def __len__(self) -> int:
         return len(self._rids)
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests are open."""
+        return len(self._requests)
 
     def check_new(self, labels: Collection[Label]) -> None:
         """Raises RequestError unless these may be labels of new requests."""
@@ -41,20 +47,34 @@ class Labels:
             raise name_in_use()
 
     @contextmanager
-    def unsettled(self, labels: Collection[Label]) -> Iterator[None]:
-        """While the other API processes are asked whether they have open requests of these names,
-        which this one has."""
-        self._unsettled |= set(labels)
+    def claimed(self, labels: Collection[Label]) -> Iterator[None]:
+        """Keeps names for a call that is going to submit requests of these names, while the other
+        API processes are asked about them. Raises RequestError if one is in use here."""
+        self.check_new(labels)
+        if not self._claimed.isdisjoint(labels):
+            raise name_in_use()
+        self._claimed.update(labels)
         try:
             yield
         finally:
-            self._unsettled -= set(labels)
+            self._claimed.difference_update(labels)
+            self._yielded.difference_update(labels)
 
     def are_in_use(self, labels: Collection[Label], is_first: bool) -> bool:
-        """Whether an open request has one of these names. Of two processes that take a name at once
-        the first has it (`is_first`: this one)."""
-        taken = self._requests if is_first else self._requests - self._unsettled
-        return not taken.isdisjoint(labels)
+        """What another API process is told that asks about names: whether it may not have one of
+        them. Of two processes that claim a name at once the first gets it (`is_first`: this one);
+        the other yields it, also where its own question has been answered before."""
+        if not self._requests.isdisjoint(labels):
+            return True
+        both = self._claimed.intersection(labels)
+        if is_first:
+            return bool(both)
+        self._yielded |= both
+        return False
+
+    def has_yielded(self, labels: Collection[Label]) -> bool:
+        """Whether one of these claimed names was given to another process meanwhile."""
+        return not self._yielded.isdisjoint(labels)
 
     def add(self, rid: str, label: Label, call: str) -> None:
         """Request `rid` is open under its own label and the name of its call."""

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
@@ -156,7 +156,7 @@ class Distribution:
 
 class Metrics:
     """Everything `GET /metrics` shows. Prompt tokens are either prefill tokens (computed) or cached
-    tokens. What API processes count is shown in sum."""
+    tokens. What API processes count is shown as its sum over all."""
 
     def __init__(self, model: str, admission: Admission) -> None:
         disable_created_metrics()  # a gauge of its own for every counter and histogram
@@ -166,7 +166,6 @@ class Metrics:
         self._distributions: list[Distribution] = []
         self._answers: dict[str, dict[int, int]] = {}
         self._stats: Mapping[str, float] = {}
-        self._siblings: dict[int, Figures] = {}  # what each has told last
         self._shown = self.figures()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -196,12 +195,10 @@ class Metrics:
         answers = {route: dict(statuses) for route, statuses in self._answers.items()}
         return Figures(replace(self.counts), distributions=distributions, answers=answers)
 
-    def total(self, siblings: Mapping[int, Figures]) -> Figures:
-        """What all API processes have counted. `siblings`: the newest figures of the others, by
-        their number; of one that does not tell them, what it told last counts."""
-        self._siblings |= siblings
+    def total(self, siblings: Iterable[Figures]) -> Figures:
+        """What all API processes have counted: this one, and the others (`siblings`)."""
         total = self.figures()
-        for figures in self._siblings.values():
+        for figures in siblings:
             total.add(figures)
         return total
 
@@ -257,11 +254,11 @@ class Metrics:
                 family.add_metric([route.replace(":path", ""), str(status)], count)
         return family
 
-    def render(self, stats: Mapping[str, float], siblings: Mapping[int, Figures]) -> bytes:
+    def render(self, stats: Mapping[str, float], total: Figures) -> bytes:
         """The exposition. `stats`: the newest figures of the scheduler; {}: the last ones stay.
-        `siblings`: see `total`."""
+        `total`: what all API processes have counted."""
         self._stats = stats or self._stats
-        self._shown = self.total(siblings)
+        self._shown = total
         return generate_latest(self._registry)
 
 

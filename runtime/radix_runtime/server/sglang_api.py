@@ -45,7 +45,7 @@ async def abort_request(call: HttpCall, body: AbortBody) -> None:
             raise RequestError(
                 status=403, code="admin_key_required", message="abort_all needs the admin key"
             )
-        count = await call.manager.abort_all()
+        count = await call.manager.names.abort_all()
     elif body.rid:
         count = await call.manager.names.abort(body.rid, call.caller)
     else:

@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 
 # Each API process has a row, which only it writes, and which all read. A process that takes more of
-# something writes its number first and looks at the others' afterwards: of two that do so at once
-# at least one sees the other, so that a bound of the whole server is never passed.
+# something writes its number first and looks at the others' afterwards. Of two that do so at once
+# at least one sees the other and takes it back: so much is never kept that a bound of the whole
+# server is passed. Where both see each other both take it back, although there was room for one.
 
 # The columns of a row.
 CONNECTIONS = 0  # that are open
@@ -15,7 +16,10 @@ BYTES = 2  # the same
 WAITING_TOKENS = 3  # work of requests that wait for their first token
 DONE_TOKENS = 4  # work done since the start
 OPEN_CALLS = 5  # that an end of the server would cut off
-_COLUMNS = 6  # and one for each key behind them
+SPEED_TOKENS = 6  # work that the engine has done lately,
+SPEED_MILLISECONDS = 7  # in so much time
+READY = 8  # 1: it takes requests
+_COLUMNS = 9  # and one for each key behind them
 
 # The words before the rows: when requests are refused from, time.monotonic_ns(); 0: they are not.
 _DRAINED_FROM = 0  # as an operator has asked; any process writes it
@@ -56,6 +60,10 @@ class SharedNumbers:
     def elsewhere(self, column: int) -> int:
         """The sum of the others' numbers."""
         return sum([self._words[row + column] for row in self._others])
+
+    def everywhere(self, column: int) -> int:
+        """The sum of all numbers, with that of this process."""
+        return self._words[self._own + column] + self.elsewhere(column)
 
     def is_ahead(self, column: int) -> bool:
         """Whether another process has a smaller number, by more than an eighth of this one's."""

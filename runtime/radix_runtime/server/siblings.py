@@ -6,6 +6,7 @@ and aborted everywhere, and metrics are those of all.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -55,14 +56,19 @@ class Siblings:
 
         try:
             return await self._questions.ask(send, _TIMEOUT)
-        except (asyncio.TimeoutError, RequestError):  # it stands still
+        except (asyncio.TimeoutError, RequestError):  # it stands still, or the server ends
             return None
 
+    def fail_all(self, error: RequestError) -> None:
+        """Waits for no answer any more, as after the death of the engine."""
+        self._questions.fail_all(error)
+
     def handle(self, message: SiblingCall | SiblingReply) -> None:
-        """Takes what a sibling sends."""
+        """Takes what a sibling sends: a question, which is answered, or an answer."""
         if isinstance(message, SiblingReply):
             self._questions.answer(message.id, message.body)
             return
         argument, operation = self._operations[message.op]
         result = operation(unpack_body(message.body, argument))
-        self._link.send(SiblingReply(message.id, pack_body(result)), message.api)
+        with suppress(RequestError):  # the asker reads nothing or has gone; it stops waiting itself
+            self._link.send(SiblingReply(message.id, pack_body(result)), message.api)

@@ -25,7 +25,7 @@ from .labels import Label
 from .metrics import Figures, Metrics, Outcome
 from .names import Names
 from .questions import Questions
-from .shared_numbers import SharedNumbers
+from .shared_numbers import READY, SharedNumbers
 from .siblings import Siblings
 from .submission import OpenRequest, Submission, new_id
 from .text_work import IDS_ONLY, TextWork
@@ -53,7 +53,7 @@ class TokenizerManager:
         link: Outbox,
         defaults: dict[str, Any],
         grammars: Grammars,
-        numbers: SharedNumbers | None = None,
+        numbers: SharedNumbers,
     ) -> None:
         self.args = args
         self.grammars = grammars
@@ -68,14 +68,13 @@ class TokenizerManager:
         self.model_name = args.served_model_name or args.model_path or DEMO_MODEL_NAME
         self.created = int(time.time())
         self.engine_info: dict[str, Any] = {}
-        self.numbers = SharedNumbers() if numbers is None else numbers
+        self.numbers = numbers
         self.admission = Admission(args, self.numbers)
         self.drain = Drain(args.drain_delay, self.numbers)
         self.metrics = Metrics(self.model_name, self.admission)
         self.counts = self.metrics.counts
         self.dead: RequestError | None = None
         self.health: Callable[[], str | None] = lambda: None
-        self._ready = False
         self._link = link
         self._probe: asyncio.Task[None] | None = None
         self._open: dict[str, OpenRequest] = {}
@@ -93,13 +92,13 @@ class TokenizerManager:
     # State of the engine ------------------------------------------------------------------
 
     def set_ready(self, info: Mapping[str, Any]) -> None:
-        """The engine takes requests. `info`: `max_total_num_tokens` (of its KV cache),
-        `max_context` and more."""
+        """The engine takes requests of this process. `info`: `max_total_num_tokens` (of its KV
+        cache), `max_context` and more."""
         self.engine_info = dict(info)
         self.limits.max_total_tokens = info.get("max_total_num_tokens")
         self.limits.context_length = info.get("max_context", self.limits.context_length)
         self.admission.set_running(info.get("max_running_requests") or self.args.running_limit)
-        self._ready = True
+        self.numbers.publish(READY, 1)
 
     def fail_all(self, error: RequestError) -> None:
         """Ends every open request with `error` and refuses all later ones with it."""
@@ -110,12 +109,13 @@ class TokenizerManager:
         for task in self.unsubmitted:
             task.cancel()
         self._controls.fail_all(error)
+        self.siblings.fail_all(error)
 
     def require_ready(self) -> None:
-        """Raises RequestError unless the engine takes requests."""
+        """Raises RequestError unless all API processes take requests: a client may reach any."""
         if self.dead is not None:
             raise self.dead
-        if not self._ready:
+        if self.numbers.everywhere(READY) < self.numbers.processes:
             raise RequestError(
                 status=503,
                 code="not_ready",
@@ -259,15 +259,14 @@ class TokenizerManager:
             self._probe = asyncio.create_task(asyncio.wait_for(self.one_token(), timeout))
         await asyncio.shield(self._probe)
 
-    async def abort_all(self) -> int:
-        """Ends every request, also those not submitted yet. How many are open."""
-        count = (await self.figures()).requests.open
-        await self.names.abort_all()
-        return count
-
     async def figures(self) -> Figures:
-        """What all API processes have counted."""
-        return self.metrics.total(await self.siblings.ask("figures", None, Figures))
+        """What all API processes have counted. Raises RequestError 503 if one does not answer:
+        without its part the sums would fall, which Prometheus takes for a restart."""
+        siblings = await self.siblings.ask("figures", None, Figures)
+        if len(siblings) < self.siblings.count - 1:
+            text = "an API process does not answer"
+            raise RequestError(status=503, code="unhealthy", message=text)
+        return self.metrics.total(siblings.values())
 
     def close(self, submission: Submission) -> None:
         """The client has gone, or one of its requests has failed: the rest is aborted. May be
@@ -394,7 +393,7 @@ class TokenizerManager:
         self._labels.remove(request.rid, request.label, request.submission.name)
         self._no_longer_waits(request)
         if not self._open:
-            self.admission.speed.end()
+            self.admission.pause(now)
         self.counts.end(how)
         if how == "ok":
             self.metrics.request_latency.observe(now - request.submission.started)

@@ -146,9 +146,11 @@ class AnswerFormat:
             text = grammar.strict(use, before)
         return Constraint(kind="lark", text=text, param="tools")
 
-    def budgeted(self, given: Constraint | None, prompt: str, tokens: int) -> Constraint | None:
-        """`given`, and reasoning of at most so many tokens; what the answer to a prompt must look
-        like, of which the end is enough."""
+    def budgeted(
+        self, given: Constraint | None, prompt: str, tokens: int, *, param: str
+    ) -> Constraint | None:
+        """`given`, and reasoning of at most so many tokens, as the field `param` says; what the
+        answer to a prompt must look like, of which the end is enough."""
         family = self._reasoning
         if family is None or self._tokenizer is None or family.start(prompt) == "content":
             return given
@@ -158,7 +160,7 @@ class AnswerFormat:
             prompt_end=prompt,
             closing=self._tokenizer.encode(family.closing_text, add_special_tokens=False),
         )
-        return msgspec.structs.replace(given or Constraint("any"), budget=budget)
+        return msgspec.structs.replace(given or Constraint("any", param=param), budget=budget)
 
     def _special_ids(self, markers: Iterable[str]) -> list[int]:
         ids = [self._special_id(marker) for marker in markers]
