@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 import tokenizers
@@ -176,15 +178,45 @@ def special(family: str) -> tokenizers.Tokenizer:
     return found
 
 
+INTEGER = Constraint("json_schema", '{"type": "integer"}')
+SENTENCE = Constraint("regex", r"\s*[^.]+\.")
+TAG = {"begin": "<f>", "content": {"type": "regex", "pattern": "[0-9]"}, "end": "</f>"}
+TAGGED = Constraint(
+    "structural_tag",
+    json.dumps(
+        {
+            "format": {
+                "type": "triggered_tags",
+                "triggers": ["<f>"],
+                "tags": [TAG],
+                "at_least_one": True,
+            }
+        }
+    ),
+)
+
+
 @pytest.mark.parametrize("has_special", [False, True])
 @pytest.mark.parametrize(
-    ("family", "start", "good", "bad"),
+    ("family", "start", "body", "good", "bad"),
     [
-        ("qwen3", "optional", ["7", "<think>\na {\n</think>\n\n7", "<think></think>7"],
+        ("qwen3", "optional", INTEGER,
+         ["7", "<think>\na {\n</think>\n\n7", "<think></think>7", "\n<think>a</think>\n7"],
          ["a7", "<think>a", "<think>a</think>b"]),
-        ("qwen3", "reasoning", ["\n</think>\n\n7", "a 7 b</think>7"], ["7", "a</think>b"]),
+        ("qwen3", "reasoning", INTEGER,
+         ["\n</think>\n\n7", "a 7 b</think>7"], ["7", "a</think>b"]),
+        ("glm45", "optional", INTEGER,
+         ["7", "\n<think>a</think>\n7", " \n<think>a</think>7"], ["\n<think>7", "<think>7"]),
+        # Bodies that could begin with the opening themselves.
+        ("qwen3", "optional", SENTENCE,
+         ["One.", "\n\n\n\n\nOne.", "<thin>.", "<think>\na. b\n</think>\n\nOne.",
+          "\n\n \n<think>a</think>One."],
+         ["<think>\nOne.", "\n<think>\nOne.", "<think>a</think>One", "<think>a.</think>"]),
+        ("qwen3", "optional", TAGGED,
+         ["<f>7</f>", "a <f>7</f> b", "<think>\n<f>8</think><f>7</f>a"],
+         ["no tag", "<think>\n<f>7</f></think>\n\nno tag", "\n<think>\n<f>7</f>"]),
         (
-            "gpt-oss", "optional",
+            "gpt-oss", "optional", INTEGER,
             ["<|channel|>final<|message|>7",
              "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>7"],
             ["7", "<|channel|>final<|message|>a",
@@ -193,7 +225,12 @@ def special(family: str) -> tokenizers.Tokenizer:
     ],
 )  # fmt: skip
 def test_what_comes_before_a_grammar(
-    family: str, start: str, good: list[str], bad: list[str], has_special: bool
+    family: str,
+    start: str,
+    body: Constraint,
+    good: list[str],
+    bad: list[str],
+    has_special: bool,
 ) -> None:
     """Reasoning or none, and then the grammar, whether markers are tokens or texts."""
     if has_special:
@@ -204,7 +241,7 @@ def test_what_comes_before_a_grammar(
     markers = reasoning_families[family].markers
     writer = AnswerGrammar(markers, special_id=added.get)
     before = writer.behind(reasoning_families[family], start)  # type: ignore[arg-type]
-    constraint = Constraint("json_schema", '{"type": "integer"}', before=before)
+    constraint = msgspec.structs.replace(body, before=before)
     grammar = grammar_source(constraint, set(added)).text
     guide = LLTokenizer(tokenizer.to_str())
     for text in [*good, *bad]:

@@ -6,6 +6,9 @@ from ..machine import Machine, MarkerSearch, NeedMore, NotACall, Reader
 
 _OPEN = "<think>"
 _CLOSE = "</think>"
+_MOST_SPACE = 4  # characters of whitespace that may come before the opening
+# The same as a regex, for grammars: what one of them takes for reasoning, the other must too.
+SPACE = f"[\\s\\x1c-\\x1f]{{0,{_MOST_SPACE}}}"
 
 Start = Literal["reasoning", "optional", "content"]
 
@@ -77,7 +80,7 @@ class ThinkParser(Machine):
 
 
 def _opening(reader: Reader) -> None:
-    reader.space()
+    reader.space(_MOST_SPACE)
     reader.word(_OPEN)
     reader.has("\n")
 
