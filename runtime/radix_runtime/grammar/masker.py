@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class Masker(GrammarChild):
         words = hello.vocabulary.mask_words
         size = 4 * (1 + hello.mask_rows * words)
         self._descriptor = os.memfd_create("radix-masks")
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
         os.ftruncate(self._descriptor, size)
         memory = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint32)
         self._at_work = memory[:1]
@@ -172,6 +174,7 @@ class Masker(GrammarChild):
 
     def _replay(self) -> None:
         """Answers whose masks are due come before those that may wait."""
+        self._take_left_slots()  # of answers that have ended since the last process died
         for answer in self._answers.values():
             answer.open.ids = answer.ids
             answer.open.alone = self._alone
@@ -264,6 +267,7 @@ class Masker(GrammarChild):
         if number not in self._answers:
             return
         answer = self._forget(number)
+        self._send(Close([number]))
         self.changed.notify_all()
         if answer.built.done():
             self._on_failure(number, error)
