@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from radix_runtime.config import ServerArgs
 from radix_runtime.constraint import Constraint, ReasoningBudget
 from radix_runtime.errors import RequestError
+from radix_runtime.grammar.llguidance_backend import LlguidanceBackend
 from radix_runtime.grammar.reasoning_budget import BudgetKeeper
 from radix_runtime.grammar.service import Grammars
 from radix_runtime.grammar.source import grammar_source
@@ -146,7 +147,8 @@ def test_masks_of_an_answer_with_a_budget(rig: MaskRig, is_killed: bool) -> None
 
 def test_a_grammar_behind_the_reasoning_goes_on_behind_its_budget(rig: MaskRig) -> None:
     family = reasoning_families["deepseek-r1"]
-    before = AnswerGrammar(family.markers, special_id=lambda text: None).behind(family, "reasoning")
+    writer = AnswerGrammar(family.markers, special_id=lambda text: None)
+    before = writer.behind(family, "reasoning", family.final)
     budget = budget_of("deepseek-r1", 6)
     constraint = Constraint("regex", "yes|no", before=before, budget=budget)
     rig.masker.open(1, constraint, stop_ids=[2], min_tokens=0).result(PATIENCE)
@@ -238,9 +240,9 @@ def test_what_comes_before_a_grammar(
     else:
         tokenizer = tokenizers.Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
-    markers = reasoning_families[family].markers
-    writer = AnswerGrammar(markers, special_id=added.get)
-    before = writer.behind(reasoning_families[family], start)  # type: ignore[arg-type]
+    form = reasoning_families[family]
+    writer = AnswerGrammar(form.markers, special_id=added.get)
+    before = writer.behind(form, start, form.final)  # type: ignore[arg-type]
     constraint = msgspec.structs.replace(body, before=before)
     grammar = grammar_source(constraint, set(added)).text
     guide = LLTokenizer(tokenizer.to_str())
@@ -250,3 +252,18 @@ def test_what_comes_before_a_grammar(
         tokens = tokenizer.encode(text, add_special_tokens=False).ids
         follows = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
         assert follows == (text in good), text
+
+
+def test_a_grammar_that_is_refused_is_refused_behind_reasoning() -> None:
+    """It shows only where it begins how much it asks for, and there reasoning comes first."""
+    rules = 1_500
+    lines = [f'r{i}: "a"? r{(i * 7 + 1) % rules}' for i in range(rules)]
+    start = "start: " + " ".join(f"r{i}" for i in range(rules))
+    constraint = Constraint("lark", "\n".join([start, *lines]))
+    form = reasoning_families["deepseek-r1"]
+    writer = AnswerGrammar(form.markers, special_id=lambda text: None)
+    compiler = LlguidanceBackend(VOCABULARY, 0)
+    for before in ("", writer.behind(form, "reasoning", form.final)):
+        with pytest.raises(RequestError, match="Too many items") as caught:
+            compiler.compile(msgspec.structs.replace(constraint, before=before))
+        assert caught.value.code == "grammar_too_complex"
