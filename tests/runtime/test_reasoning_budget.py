@@ -142,7 +142,30 @@ def test_masks_of_an_answer_with_a_budget(rig: MaskRig, is_killed: bool) -> None
         if is_killed and place in (2, 5):
             rig.kill()
         new = [token]
+        is_behind = place >= 4 + len(closing)
+        assert bool(rig.masker.take_free()) == is_behind, place
     assert not rig.failures
+
+
+def test_nothing_is_asked_behind_the_reasoning(rig: MaskRig) -> None:
+    """Where a grammar follows, or the end is held back, masks go on."""
+    family = reasoning_families["deepseek-r1"]
+    writer = AnswerGrammar(family.markers, special_id=lambda text: None)
+    budget = budget_of("deepseek-r1", 40)
+    free = Constraint("any", budget=budget)
+    before = writer.behind(family, "reasoning", family.final)
+    bound = Constraint("regex", "a+", before=before, budget=budget)
+    rig.masker.open(1, free, stop_ids=[2], min_tokens=0).result(PATIENCE)
+    rig.masker.open(2, bound, stop_ids=[2], min_tokens=0).result(PATIENCE)
+    rig.masker.open(3, free, stop_ids=[2], min_tokens=40).result(PATIENCE)
+    thought = ids("One.\n</think>\n\n")
+    rig.allowed(a1=[], a2=[], a3=[])
+    assert rig.masker.take_free() == []
+    rig.allowed(a1=thought, a2=thought, a3=thought)
+    assert rig.masker.take_free() == [1]
+    rig.masker.close_answers([1])
+    (mask,) = rig.allowed(a3=ids("a") * 40)
+    assert 2 in mask and rig.masker.take_free() == [3]
 
 
 def test_a_grammar_behind_the_reasoning_goes_on_behind_its_budget(rig: MaskRig) -> None:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class Masker(GrammarChild):
         self._wake = wake
         self._answers: dict[int, _Answer] = {}
         self._sent: dict[int, float] = {}  # when the masks under way were asked for, by answer
+        self._free: deque[int] = deque()  # answers whose masks would allow everything from now on
         self._left: dict[int, int] = {}  # slots of masks under way whose answer has ended
         self._built_keys: dict[bytes, None] = {}  # grammars that the process has at hand
         self._alone = False
@@ -109,6 +111,13 @@ class Masker(GrammarChild):
             if known:
                 self._send(Close(known))
                 self.changed.notify_all()
+
+    def take_free(self) -> list[int]:
+        """Answers that may have any tokens from now on, each once or more: they can be closed."""
+        free = []
+        while self._free:
+            free.append(self._free.popleft())
+        return free
 
     def _forget(self, number: int) -> _Answer:
         answer = self._answers.pop(number)
@@ -204,8 +213,9 @@ class Masker(GrammarChild):
                         self._wake()
             case Refused(job):
                 self._fail(job, frame.to_error())
-            case Filled(jobs, failed):
+            case Filled(jobs, failed, free):
                 self._finish_all(jobs, failed)
+                self._free.extend(free)
             case Evicted(keys):
                 for key in keys:
                     self._built_keys.pop(key, None)

@@ -18,6 +18,10 @@ class ReasoningParser(Protocol):
     def in_reasoning(self) -> bool:
         """Whether the text so far ends in reasoning."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no reasoning can follow."""
+
     def push(self, text: str) -> list[Event]:
         """See Parser."""
 

@@ -34,6 +34,11 @@ class ThinkParser(Machine):
         """Whether the text so far ends in reasoning."""
         return self._state == self._reasoning
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no reasoning can follow."""
+        return self._state in (self._gap, self._content)
+
     def _begin(self) -> bool:
         self._state = self._content
         if self._start == "content":
