@@ -68,18 +68,23 @@ def test_open_reasoning_is_closed_at_the_budget(family: str) -> None:
         keeper.accept([token])
 
 
+BUDGET = 5 + len(ids("<think>\na</think>"))
+ANSWER = "The capital of France is Paris, on the Seine, and <think> is a word of an answer. " * 3
+
+
 @pytest.mark.parametrize(
     ("family", "prompt", "text"),
     [
-        ("qwen3", "", "An answer without reasoning"),
-        ("qwen3", "", "<think>\na\n</think>\n\nAn answer behind it"),
-        ("deepseek-r1", "<think>\n", "a</think>An answer behind it"),
-        ("deepseek-r1", "<think></think>", "The prompt has closed it"),
-        ("gpt-oss", "", "<|channel|>final<|message|>An answer without reasoning"),
+        ("qwen3", "", ANSWER),
+        ("qwen3", "", f"<think>\na\n</think>\n\n{ANSWER}"),
+        ("deepseek-r1", "<think>\n", f"a</think>{ANSWER}"),
+        ("deepseek-r1", "<think></think>", ANSWER),
+        ("gpt-oss", "", f"<|channel|>final<|message|>{ANSWER}"),
     ],
 )
 def test_what_is_no_reasoning_has_no_budget(family: str, prompt: str, text: str) -> None:
-    keeper = BudgetKeeper(budget_of(family, 5 + len(ids("<think>\na</think>")), prompt), VOCABULARY)
+    keeper = BudgetKeeper(budget_of(family, BUDGET, prompt), VOCABULARY)
+    assert len(ids(text)) > BUDGET + 10
     for token in ids(text):
         assert forced(keeper) is None
         keeper.accept([token])
@@ -94,6 +99,21 @@ def test_reasoning_that_begins_behind_the_budget_is_closed_at_once() -> None:
         keeper.accept([token])
     keeper.accept(ids("x"))
     assert forced(keeper) == ids("\n</think>\n\n")[0]
+
+
+@pytest.mark.parametrize("text", ["\n", "<", "<think>", "<think>\n", "a"])
+@pytest.mark.parametrize(
+    ("family", "prompt"), [("deepseek-r1", ""), ("minimax", "<think>\n"), ("qwen3", "<think>")]
+)
+def test_the_beginning_of_reasoning_counts(family: str, prompt: str, text: str) -> None:
+    """Also while nobody knows whether it will be an opening."""
+    tokens = ids(text)
+    keeper = BudgetKeeper(budget_of(family, len(tokens), prompt), VOCABULARY)
+    keeper.accept(tokens)
+    for token in ids(reasoning_families[family].closing_text):
+        assert forced(keeper) == token
+        keeper.accept([token])
+    assert keeper.is_done
 
 
 def test_special_tokens_that_nobody_sees_are_no_reasoning() -> None:

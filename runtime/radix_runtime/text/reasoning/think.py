@@ -31,7 +31,10 @@ class ThinkParser(Machine):
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text so far ends in reasoning."""
+        """Whether the text so far ends in reasoning. Where it cannot be anything else, what is held
+        back at the beginning is reasoning, too."""
+        if self._start == "reasoning" and self._state in (self._begin, self._leading):
+            return True
         return self._state == self._reasoning
 
     @property
