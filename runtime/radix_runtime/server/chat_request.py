@@ -86,11 +86,7 @@ async def chat_request(
     if tools is not None or request.constraint is not None:
         # Schemas of a hundred tools take their time.
         request.constraint = await asyncio.to_thread(
-            manager.format.constraint,
-            prompt.end,
-            tools,
-            request.constraint,
-            reasoning=separate_reasoning,
+            manager.format.constraint, prompt.end, tools, request.constraint
         )
     if budget is not None and budget < (request.sampling.max_new_tokens or 0):
         request.constraint = manager.format.budgeted(request.constraint, prompt.end, budget)

@@ -115,17 +115,12 @@ class AnswerFormat:
         return sorted(kept)
 
     def constraint(
-        self,
-        prompt: str,
-        use: ToolUse | None,
-        given: Constraint | None,
-        *,
-        reasoning: bool = True,
+        self, prompt: str, use: ToolUse | None, given: Constraint | None
     ) -> Constraint | None:
         """What the answer to a prompt must look like: `given` is what the request says beside its
-        tools. With both the answer is one of them. Reasoning comes before. Not `reasoning`: it is
-        a part of the content. Raises RequestError."""
-        family = self._reasoning if reasoning else None
+        tools. With both the answer is one of them. Reasoning comes before, also where it is left in
+        the content. Raises RequestError."""
+        family = self._reasoning
         start = "content" if family is None else family.start(prompt)
         final = "" if family is None else family.final
         if use is not None and (given is not None or use.mode != "auto" or use.has_strict):
