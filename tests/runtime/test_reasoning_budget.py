@@ -21,6 +21,9 @@ from radix_runtime.grammar.source import grammar_source
 from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.text.answer_grammar import AnswerGrammar
 from radix_runtime.text.reasoning import reasoning_families
+from radix_runtime.text.tool_grammar import ToolGrammar
+from radix_runtime.text.tool_parsers import tool_parsers
+from radix_runtime.text.tools import FunctionSpec, ToolSpec, ToolUse
 from tests.runtime.mask_rig import PATIENCE, TOKENIZER, VOCABULARY, MaskRig, ids_of
 
 EVERYTHING = np.full(VOCABULARY.mask_words, 0xFFFFFFFF, np.uint32)
@@ -205,6 +208,38 @@ def test_a_grammar_behind_the_reasoning_goes_on_behind_its_budget(rig: MaskRig) 
     assert len(thought) <= 6
     text = TOKENIZER.decode(answer, skip_special_tokens=True)
     assert text.endswith(("\n</think>\n\nyes", "\n</think>\n\nno"))
+
+
+def test_forced_calls_of_gpt_oss_follow_its_budget(rig: MaskRig) -> None:
+    """In place of the final message that closes its reasoning elsewhere."""
+    family = reasoning_families["gpt-oss"]
+    parser = tool_parsers.get("gpt-oss")
+    form = parser.form_for("")
+    assert form is not None
+    schema = {"properties": {"exact": {"type": "boolean"}}, "required": ["exact"]}
+    tool = ToolSpec(type="function", function=FunctionSpec(name="f", parameters=schema))
+    use = ToolUse(tools=[tool], mode="required", is_parallel=False)
+    text = ToolGrammar(form, parser.markers, special_id=lambda text: None).required(use)
+    writer = AnswerGrammar(family.markers, special_id=lambda text: None)
+    before = writer.behind(family, "optional", final="")
+    opening = ids(family.opening)
+    budget = budget_of("gpt-oss", len(opening) + 4)
+    constraint = Constraint("lark", text, before=before, budget=budget)
+    rig.masker.open(1, constraint, stop_ids=[2], min_tokens=0).result(PATIENCE)
+    (mask,) = rig.allowed(a1=opening)
+    dice = np.random.default_rng(0)
+    answer = [*opening, int(dice.choice(sorted(mask)))]
+    while answer[-1] != 2:
+        (mask,) = rig.allowed(a1=answer[-1:])
+        answer.append(int(dice.choice(sorted(mask))))
+        assert len(answer) < 120
+    end = (
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    )
+    written = TOKENIZER.decode(answer, skip_special_tokens=True)
+    thought, found, call = written.partition(end)
+    assert found and len(ids(thought)) <= budget.tokens
+    assert call in ('{"exact": true}', '{"exact": false}')
 
 
 def test_a_server_without_grammars_closes_no_reasoning() -> None:
