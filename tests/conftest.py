@@ -28,7 +28,10 @@ LONGEST = (
     "test_server_process.py",
     "test_drain.py",
 )
-# The first word of a stage's -m -> what is in the text of every file with a test of that stage.
+# The -m of the stages of few tests, as the Makefile has them -> the mark of these tests. With any
+# other expression every file is imported.
+STAGES = {"serial and not builds": "serial", "builds": "builds"}
+# A mark -> what is in the text of every file with a test of that mark.
 MARKED_BY = {
     "serial": ("mark.serial", *(helper.rpartition(".")[2] for helper in SERIAL_HELPERS)),
     "builds": ("mark.builds",),
@@ -47,10 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A stage of few tests does not import the files that have none: that takes half a minute."""
-    words = MARKED_BY.get(config.option.markexpr.partition(" ")[0])
-    if words is None or not collection_path.match("test_*.py"):
+    mark = STAGES.get(config.option.markexpr)
+    if mark is None or not collection_path.match("test_*.py"):
         return None
-    return None if _names_any(collection_path, words) else True
+    return None if _names_any(collection_path, MARKED_BY[mark]) else True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from tests.conftest import pytest_ignore_collect
+from tests.conftest import STAGES, pytest_ignore_collect
 from tests.covers import by_test, chosen, cover
 
 VALUES = {
@@ -101,6 +102,8 @@ def test_the_sets_of_a_test_are_its_own() -> None:
         ("builds", "pytestmark = pytest.mark.builds()\n", None),
         ("builds", "@pytest.mark.serial\n", True),
         ("not serial and not builds", "@pytest.mark.serial\n", None),
+        ("serial or builds", "pytestmark = pytest.mark.builds()\n", None),
+        ("builds or serial", "@pytest.mark.serial\n", None),
         ("", "def test_a(): ...\n", None),
     ],
 )
@@ -112,3 +115,9 @@ def test_a_stage_leaves_out_the_files_without_its_tests(
     config = Mock()
     config.option.markexpr = stage
     assert pytest_ignore_collect(file, config) is ignored
+
+
+def test_the_stages_are_those_of_the_makefile() -> None:
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    for stage in STAGES:
+        assert f"-m {shlex.quote(stage)} " in makefile

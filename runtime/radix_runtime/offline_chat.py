@@ -57,14 +57,11 @@ class ChatBuilder:
         are variables of the template, the rest is as the chat route has it."""
         if self._tokenizer is None:
             raise ValueError("this model has no tokenizer: pass input_ids to generate")
-        template = self._tokenizer.chat_template
-        unknown = sorted(set(options) - (template.variables if template else set()))
-        if unknown:
-            raise ValueError(f"this model's chat template has no {unknown[0]}")
         try:
             specs = msgspec.convert(list(tools or []), list[ToolSpec])
             use = tool_use(specs, tool_choice, parallel=parallel_tool_calls)
             self._format.require(use, "of this model")
+            self._check_variables(options, with_tools=use is not None)
             if use is not None:
                 options = {**options, "tools": use.for_template()}
             is_single = len(conversations) == 0 or isinstance(conversations[0], Mapping)
@@ -75,6 +72,14 @@ class ChatBuilder:
         except RequestError as error:
             raise ValueError(error.message) from None
         return Chat(prompts=prompts, tools=use, is_single=is_single)
+
+    def _check_variables(self, options: Mapping[str, Any], *, with_tools: bool) -> None:
+        assert self._tokenizer is not None
+        template = self._tokenizer.chat_template
+        known = frozenset() if template is None else template.variables(with_tools=with_tools)
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ValueError(f"this model's chat template has no {unknown[0]}")
 
     @staticmethod
     def _prompt(tokenizer: Tokenizer, messages: Any, options: Mapping[str, Any]) -> ChatPrompt:

@@ -152,14 +152,22 @@ def test_the_budget_of_reasoning(server: ScriptedServer, claude: anthropic.Anthr
     for given in (plain, tools):
         assert given.budget is not None and given.budget.tokens == 12
     assert server.tokenizer.decode(plain.budget.closing) == "\n</think>\n\n"
-    server.answers.append("b")
-    claude.messages.create(
-        model=MODEL,
-        max_tokens=100,
-        messages=user,
-        thinking={"type": "disabled"},
-    )
-    assert server.requests[-1].constraint is None
+
+
+def test_a_budget_without_thinking(server: ScriptedServer, http: httpx.Client) -> None:
+    """The prompt has closed the reasoning: there is nothing to count. The client sends no such
+    thing, its types have no budget of thinking that is off."""
+    for kind in ("enabled", "disabled"):
+        server.answers.append("b")
+        body = {
+            "model": MODEL,
+            "max_tokens": 100,
+            "messages": [{"role": "user", "content": "?"}],
+            "thinking": {"type": kind, "budget_tokens": 12},
+        }
+        assert http.post("/v1/messages", json=body).status_code == 200
+        constraint = server.requests[-1].constraint
+        assert (constraint is None) == (kind == "disabled")
 
 
 def test_errors_as_the_client_knows_them(

@@ -30,7 +30,7 @@ def test_template_features() -> None:
     assert len(render("{{ strftime_now('%Y') }}")) == 4
     assert render("{% if enable_thinking %}t{% endif %}", enable_thinking=True) == "t"
     template = ChatTemplate("{{ enable_thinking }}{% set y = 1 %}{{ y }}", {})
-    assert template.variables == {"enable_thinking"}
+    assert template.variables(with_tools=True) == {"enable_thinking"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_template_sources(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}{{ mood }}")
     template = load_tokenizer(tmp_path).chat_template
-    assert template is not None and template.takes_tools and "mood" in template.variables
+    assert template is not None and template.takes_tools
+    assert template.variables(with_tools=True) == {"mood"}
+    assert template.variables(with_tools=False) == frozenset()
     assert load_tokenizer(tmp_path).render_chat(USER) == "F"
     assert load_tokenizer(tmp_path).render_chat(USER, tools=[1], mood="!") == "[1]!"
     own = tmp_path / "own.jinja"

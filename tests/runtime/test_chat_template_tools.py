@@ -25,7 +25,7 @@ MESSAGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_tools_are_written(family: str) -> None:
     template = ChatTemplate(TEMPLATES[family], special_tokens={})
-    assert template.takes_tools and not {"tools", "documents"} & template.variables
+    assert template.takes_tools and not {"tools", "documents"} & template.variables(with_tools=True)
     tools = [{"type": "function", "function": {"name": "my_tool", "parameters": {}}}]
     assert "my_tool" in template.render(MESSAGES[:1], tools=tools)
     assert "my_tool" not in template.render(MESSAGES[:1])

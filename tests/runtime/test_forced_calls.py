@@ -65,7 +65,7 @@ def _ask(served: Engine, question: Question, number: int) -> tuple[bool, list[An
     choice: Any = "required"
     if number % 2:
         choice = {"type": "function", "function": {"name": tools[-1]["function"]["name"]}}
-    variables = served.tokenizer.chat_template.variables  # type: ignore[union-attr]
+    variables = served.tokenizer.chat_template.variables(with_tools=True)  # type: ignore[union-attr]
     closing = served.tokenizer.encode(ENDS, False)  # type: ignore[union-attr]
     output = served.chat(
         [{"role": "user", "content": "What is 17 + 25?"}],

@@ -269,6 +269,17 @@ def test_gemma(arch: str, tmp_path: Path) -> None:
     check_equal(load_tokenizer(path), oracle, TEXTS + random_texts(200, seed=6))
 
 
+def test_a_template_for_tools(tmp_path: Path) -> None:
+    """The keys are those of llama.cpp's converter."""
+    templates = {"chat_template": "D", "chat_template.tool_use": "T {{ tools }}"}
+    types = [int(TokenType.NORMAL)] * len(VOCAB)
+    path = write_tokenizer(tmp_path / "t.gguf", list(VOCAB), types, merges=MERGES, values=templates)
+    tokenizer = load_tokenizer(path)
+    user = [{"role": "user", "content": "x"}]
+    assert tokenizer.render_chat(user) == "D"
+    assert tokenizer.render_chat(user, tools=[1]) == "T [1]"
+
+
 def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "t.gguf", "llama")
     writer.write_header_to_file()

@@ -1,12 +1,15 @@
-"""Compilers and masker: real processes, killed and replaced."""
+"""The masker: a real process, killed and replaced."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,9 +19,7 @@ import pytest
 from radix_runtime.constraint import Constraint
 from radix_runtime.errors import RequestError
 from radix_runtime.grammar import child, masker
-from radix_runtime.grammar.compiler_process import Tries
-from radix_runtime.grammar.compilers import Compilers
-from radix_runtime.grammar.frames import Compile, Frame, Open, Refused
+from radix_runtime.grammar.frames import Close, Frame, Open
 from radix_runtime.grammar.masker_process import GrammarCache, hold_back
 from tests.runtime.mask_rig import (
     EOS,
@@ -28,7 +29,6 @@ from tests.runtime.mask_rig import (
     CountingBackend,
     MaskRig,
     begins,
-    hello,
     ids_of,
     taken,
     texts_starting,
@@ -38,119 +38,10 @@ from tests.runtime.mask_rig import (
 
 
 @pytest.fixture
-def compilers() -> Iterator[Compilers]:
-    processes = Compilers(hello(cpu_seconds=2.0))
-    yield processes
-    processes.close()
-
-
-@pytest.fixture
 def rig() -> Iterator[MaskRig]:
     made = MaskRig()
     yield made
     made.masker.close()
-
-
-# Compilers ------------------------------------------------------------------------------------
-
-
-def test_verdicts(compilers: Compilers) -> None:
-    good = compilers.compile(Constraint("regex", "a+"))
-    bad = compilers.compile(Constraint("regex", "(?=a)b"))
-    assert good.result(PATIENCE) == []
-    with pytest.raises(RequestError) as error:
-        bad.result(PATIENCE)
-    assert (error.value.status, error.value.code) == (400, "invalid_grammar")
-    # The same question is answered from memory.
-    assert compilers.compile(Constraint("regex", "a+", param="regex")) is good
-    assert compilers.compile(Constraint("regex", "(?=a)b")) is bad
-
-
-def test_a_compiler_that_is_killed_loses_nothing(compilers: Compilers) -> None:
-    compilers.compile(Constraint("regex", "a")).result(PATIENCE)
-    pid = compilers.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    waiting = [compilers.compile(Constraint("regex", f"a{n}")) for n in range(5)]
-    os.kill(pid, signal.SIGKILL)
-    assert [future.result(PATIENCE) for future in waiting] == [[]] * 5
-    assert compilers.pid != pid
-
-
-def test_a_fork_serves_until_it_dies(compilers: Compilers) -> None:
-    def fork_after(regex: str) -> psutil.Process:
-        assert compilers.compile(Constraint("regex", regex)).result(PATIENCE) == []
-        (fork,) = psutil.Process(compilers.pid).children()
-        return fork
-
-    fork = fork_after("a")
-    assert fork_after("b") == fork
-    fork.kill()
-    fork = fork_after("c")
-    fork.suspend()
-    tried_again = compilers.compile(Constraint("regex", "d"))
-    fork.kill()
-    assert tried_again.result(PATIENCE) == []  # it may not have been the cause
-    assert fork_after("e") != fork
-
-
-class Deadly:
-    """A backend that kills whoever compiles."""
-
-    def compile(self, constraint: Constraint) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_grammar_that_kills_a_new_fork_is_refused() -> None:
-    backend: Any = Deadly()
-    tries = Tries(backend, slots=1, cpu_seconds=10)
-    tries.add(Compile(7, constraint=Constraint("regex", "a")))
-    ((key, _),) = tries.selector.select(PATIENCE)
-    verdict = tries.read(key.data)
-    assert isinstance(verdict, Refused)
-    assert (verdict.job, verdict.status, verdict.code) == (7, 400, "grammar_too_complex")
-    assert not tries.is_busy
-
-
-def test_limits_of_a_grammar_end_that_grammar_alone() -> None:
-    compilers = Compilers(hello(cpu_seconds=0.05))
-    try:
-        # Some 100,000 rules: seconds for whoever reads them.
-        slow = Constraint("lark", "start: r0\n" + "\n".join(_rules(60_000)))
-        pid_before = compilers.compile(Constraint("regex", "a")).result(PATIENCE), compilers.pid
-        refused = compilers.compile(slow)
-        other = compilers.compile(Constraint("regex", "b+"))
-        with pytest.raises(RequestError) as error:
-            refused.result(PATIENCE)
-        assert error.value.code == "grammar_too_complex" and error.value.status == 400
-        assert other.result(PATIENCE) == []
-        assert (pid_before[0], compilers.pid) == pid_before  # no process was started again
-    finally:
-        compilers.close()
-
-
-def _rules(count: int) -> list[str]:
-    return [f'r{i}: "a" r{i + 1} | "b"' for i in range(count)] + [f'r{count}: "c"']
-
-
-def test_a_process_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "DEATH_WINDOW", 600.0)
-    compilers = Compilers(hello(cpu_seconds=2.0))
-    try:
-        for round in range(child.MAX_DEATHS):
-            compilers.compile(Constraint("regex", f"a{round}")).result(PATIENCE)
-            pid = compilers.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            wait(lambda old=pid: compilers.pid != old or compilers._thread is None)
-        with pytest.raises(RequestError) as error:
-            compilers.compile(Constraint("regex", "b")).result(PATIENCE)
-        assert (error.value.status, error.value.code) == (503, "grammar_unavailable")
-    finally:
-        compilers.close()
-
-
-# The masker -----------------------------------------------------------------------------------
 
 
 def test_masks_follow_the_answers(rig: MaskRig) -> None:
@@ -208,6 +99,47 @@ def test_a_token_that_was_not_allowed_ends_the_answer_alone(rig: MaskRig) -> Non
     assert rig.allowed(a2=[])[0] == {token("b")}
 
 
+def test_the_process_forgets_an_answer_that_fails(
+    rig: MaskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.open(1, "ab")
+    sent: list[Frame] = []
+    send = rig.masker._send
+
+    def send_and_keep(frame: Frame) -> None:
+        sent.append(frame)
+        send(frame)
+
+    monkeypatch.setattr(rig.masker, "_send", send_and_keep)
+    rig.allowed(a1=[token("c")])
+    rig.masker.close_answers([1])  # by its owner, which has heard of it
+    assert [frame.jobs for frame in sent if isinstance(frame, Close)] == [[1]]
+
+
+def test_the_memory_of_masks_is_given_back() -> None:
+    masker = MaskRig().masker
+    memory = file_of(masker._descriptor)
+    assert memory in open_files()
+    masker.close()
+    del masker
+    gc.collect()
+    assert memory not in open_files()
+
+
+def open_files() -> set[tuple[int, int]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found.add(file_of(int(name)))
+    return found
+
+
+def file_of(descriptor: int) -> tuple[int, int]:
+    """What tells an open file from all others."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_masker_that_is_killed_is_replaced(rig: MaskRig, rounds: int) -> None:
     for number in (1, 2, 3):
@@ -238,6 +170,49 @@ def test_masks_under_way_survive_a_kill(rig: MaskRig) -> None:
     assert rig.allowed(a1=[token("b")]) == [{token("c")}]  # `a` was taken once
 
 
+def test_an_answer_that_ends_while_the_masker_is_replaced(
+    rig: MaskRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mask was under way: the new process is not asked for it, and others get theirs."""
+    rig.open(1, "abc")
+    rig.open(2, "abc")
+    free = sorted(rig.masker._free_slots)
+    pid = rig.masker.pid
+    assert pid is not None
+    start = rig.masker._start
+
+    def start_later() -> Any:
+        rig.masker.close_answers([1])
+        return start()
+
+    monkeypatch.setattr(rig.masker, "_start", start_later)
+    os.kill(pid, signal.SIGSTOP)
+    masks = rig.ask(a1=[], a2=[])
+    os.kill(pid, signal.SIGKILL)
+    wait(lambda: not rig.masker.is_missing(2))
+    assert begins(ids_of(taken(masks)[1]), "abc")
+    assert sorted(rig.masker._free_slots) == free and not rig.failures
+
+
+def test_a_fault_in_reading_frames_is_a_death(
+    rig: MaskRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread goes on with a new process; nobody waits for ever."""
+    rig.open(1, "abc")
+    take = rig.masker._take
+    faults = [KeyError(7)]
+
+    def take_later(frame: Frame) -> None:
+        if faults:
+            raise faults.pop()
+        take(frame)
+
+    pid = rig.masker.pid
+    monkeypatch.setattr(rig.masker, "_take", take_later)
+    assert begins(rig.allowed(a1=[])[0], "abc")
+    assert rig.masker.pid != pid and "KeyError: 7" in caplog.text
+
+
 def test_a_masker_that_hangs_is_replaced(rig: MaskRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.open(1, "abc")
     pid = rig.masker.pid
@@ -260,11 +235,19 @@ def open_many(rig: MaskRig, count: int) -> list[Future[None]]:
     ]
 
 
+def narrow(rig: MaskRig) -> None:
+    """The socket to the process holds little, whatever the machine's default is."""
+    connection = rig.masker._socket
+    assert connection is not None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+
+
 def test_nobody_waits_for_a_masker_that_does_not_read(rig: MaskRig) -> None:
     """As while it starts on a busy machine. Everything is sent later."""
     rig.open(1, "abc")
     pid = rig.masker.pid
     assert pid is not None
+    narrow(rig)
     os.kill(pid, signal.SIGSTOP)
     built = open_many(rig, 1_500)  # would wait for ever
     assert rig.masker._unsent
@@ -283,6 +266,7 @@ def test_a_masker_that_reads_nothing_is_replaced(
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(child, "SEND_TIMEOUT", 0.5)
+    narrow(rig)
     built = open_many(rig, 1_500)
     wait(lambda: not psutil.pid_exists(pid))
     monkeypatch.undo()
@@ -363,22 +347,3 @@ def test_the_cache_drops_what_was_used_least_recently() -> None:
     assert cache.find(grammars[1].key) is None
     assert cache.build(grammars[0])[1] == []
     assert backend.compiled == ["0", "1", "2", "3"]
-
-
-def test_the_end_waits_for_no_process() -> None:
-    """One that is busy, here because it is stopped, is killed."""
-    processes = Compilers(hello())
-    processes.begin()
-    deadline = time.monotonic() + PATIENCE
-    while processes.pid is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process = psutil.Process(processes.pid)
-    process.suspend()
-    thread = processes._thread
-    assert thread is not None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "_END_SECONDS", 10 * PATIENCE)
-        processes.close()
-        thread.join(PATIENCE)
-    assert not thread.is_alive() and not process.is_running()

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.runtime.mask_rig import TOKENIZER
 from tests.runtime.server_process import Server
 
 pytestmark = pytest.mark.serial  # limits of seconds, on grammars and on restarts
@@ -324,7 +325,7 @@ def test_a_budget_of_reasoning(thinker: Server) -> None:
         answer: dict[str, Any] = post(thinker, "/v1/messages", body).json()
         thinking, text = answer["content"]
         assert (thinking["type"], text["type"]) == ("thinking", "text"), answer
-        assert 0 < len(thinking["thinking"]) <= 12 * budget
+        assert 0 < len(TOKENIZER.encode(thinking["thinking"], False)) <= budget
         return answer
 
     with ThreadPoolExecutor(8) as pool:

@@ -38,6 +38,7 @@ class ScriptedMasks:
         self.names: dict[int, tuple[str, int]] = {}  # request id and choice
         self.opened: dict[str, int] = {}
         self.late = 0
+        self.free: set[int] = set()
 
     def begin(self) -> None:
         """It runs."""
@@ -56,6 +57,14 @@ class ScriptedMasks:
     def close_answers(self, numbers: Sequence[int]) -> None:
         """Nothing to free."""
 
+    def take_free(self) -> list[int]:
+        """Now and then an answer that goes on without masks."""
+        begun = [number for number, ids in self.told.items() if ids]
+        if not begun or self.rng.random() < 0.95:
+            return []
+        self.free.add(self.rng.choice(begun[-4:]))
+        return list(self.free)
+
     def promise(self, size: int, num_optional: int) -> ScriptedStep:
         return ScriptedStep(self, size=size, num_optional=num_optional)
 
@@ -63,6 +72,7 @@ class ScriptedMasks:
         samples = [sample for sample, _ in tokens.values()]
         assert len(set(samples)) == len(samples)
         for number, (_, ids) in tokens.items():
+            assert number not in self.free, "nothing is asked of it any more"
             self.told[number] += ids
         masks.samples = samples
 
@@ -127,6 +137,8 @@ def test_random_requests(settings: dict[str, Any]) -> None:
         if stream is not None and rid not in rig.failed and stream.cut is None:
             assert ids == stream.ids[: len(ids)], (rid, choice)
     assert masks.late > 100
+    free = {masks.names[number] for number in masks.free}
+    assert any(len(rig.streams[name].ids) > len(told[name]) for name in free & set(rig.streams))
     assert rig.scheduler.counters.late_masks_total == masks.late
 
 

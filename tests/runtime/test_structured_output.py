@@ -303,7 +303,10 @@ def test_random_schemas(engine: Engine) -> None:
     outputs = engine.generate(asked.prompts, asked.params)
     ended, wrong = check(asked, outputs)
     assert not wrong and ended >= 54
+    counters = engine._scheduler.counters
+    before = counters.num_retractions_total
     assert streamed(engine, asked, retract=True) == ids(outputs)
+    assert counters.num_retractions_total > before
 
 
 @pytest.mark.skipif(not FULL, reason="the long form")

@@ -203,6 +203,19 @@ def test_reasoning_may_stay_or_be_left_out(server: ScriptedServer, client: httpx
     assert hidden == {"role": "assistant", "content": "b"}
 
 
+def test_a_model_reasons_where_its_reasoning_stays(
+    server: ScriptedServer, client: httpx.Client
+) -> None:
+    """A schema begins where the reasoning ends, whoever takes it out."""
+    constraints = []
+    for separate in (True, False):
+        server.answers.append("<think>\na\n</think>\n\n7")
+        fields = body(separate_reasoning=separate, json_schema={"type": "integer"}, tools=None)
+        assert client.post(CHAT, json=fields).status_code == 200
+        constraints.append(server.requests[-1].constraint)
+    assert constraints[0] == constraints[1] and "<think>" in constraints[0].before
+
+
 def test_thinking_off(server: ScriptedServer, client: httpx.Client) -> None:
     """The prompt closes the reasoning: what follows is content, whatever it looks like."""
     server.answers.append("<think> is a tag")

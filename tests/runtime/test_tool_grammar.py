@@ -12,9 +12,13 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
+from radix_runtime.constraint import Constraint
 from radix_runtime.errors import RequestError
+from radix_runtime.grammar.source import grammar_source
 from radix_runtime.hub import DEMO_MODEL_DIR
+from radix_runtime.text.answer_grammar import AnswerGrammar
 from radix_runtime.text.reasoning import reasoning_families
+from radix_runtime.text.reasoning.think import Start
 from radix_runtime.text.tool_grammar import ToolGrammar
 from radix_runtime.text.tool_parsers import tool_parsers
 from radix_runtime.text.tools import FunctionSpec, ToolSpec, ToolUse
@@ -41,21 +45,32 @@ def guide(family: str) -> LLTokenizer:
     return LLTokenizer(tokenizer(family).to_str())
 
 
-def grammar_of(family: str, use: ToolUse, kind: str = "required", **options: Any) -> str:
+def grammar_of(
+    family: str,
+    use: ToolUse,
+    kind: str = "required",
+    *,
+    reasoning: str = "",
+    start: Start = "content",
+    **options: Any,
+) -> str:
+    """`reasoning`: the family of what comes before, if anything does."""
     parser = tool_parsers.get(family.split()[0])
     form = parser.form_for(TEMPLATES[family])
     assert form is not None
     special = {t.content: i for i, t in tokenizer(family).get_added_tokens_decoder().items()}
     writer = ToolGrammar(form=form, markers=parser.markers, special_id=special.get)
-    before = options.pop("before", "")
-    if before:
-        before = writer.reasoning(reasoning_families[before], options.pop("start"))
-    return getattr(writer, kind)(use, before, **options)
+    before = ""
+    if reasoning:
+        answer = AnswerGrammar(reasoning_families[reasoning].markers, special_id=special.get)
+        before = answer.behind(reasoning_families[reasoning], start, final="")
+    text = getattr(writer, kind)(use, **options)
+    return grammar_source(Constraint("lark", text, before=before), set(special)).text
 
 
 def follows(family: str, lark: str, text: str) -> bool:
     """Whether `text` is an answer that the grammar allows, from its beginning to its end."""
-    matcher = LLMatcher(guide(family), LLMatcher.grammar_from_lark(lark), log_level=0)
+    matcher = LLMatcher(guide(family), lark, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer(family).encode(text, add_special_tokens=False).ids
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -180,7 +195,8 @@ def test_calls_begin_behind_the_reasoning() -> None:
         ("reasoning", "Hm.\n</think>\n\n"),
         ("optional", "<think>\nHm.\n</think>\n\n"),
     ):
-        lark = grammar_of("hermes", use_of(STRICT), before="qwen3", start=start)
+        reasoning = "" if start == "content" else "qwen3"
+        lark = grammar_of("hermes", use_of(STRICT), reasoning=reasoning, start=start)
         assert follows("hermes", lark, thought + good)
         assert not follows("hermes", lark, f"{thought}Hello")
         if start == "optional":
@@ -188,8 +204,19 @@ def test_calls_begin_behind_the_reasoning() -> None:
         if start == "reasoning":
             assert not follows("hermes", lark, good)
     analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-    lark = grammar_of("gpt-oss", use_of(STRICT), before="gpt-oss", start="optional")
+    lark = grammar_of("gpt-oss", use_of(STRICT), reasoning="gpt-oss", start="optional")
     assert follows("gpt-oss", lark, analysis + call("gpt-oss", city="Paris"))
+
+
+def test_reasoning_is_no_free_text_before_a_call() -> None:
+    """Where any text is allowed, too, calls are what their schemas say, and reasoning ends."""
+    use = use_of(STRICT, mode="auto")
+    lark = grammar_of("hermes", use, "strict", reasoning="qwen3", start="optional")
+    wrong = call("hermes", "other", city="Paris")
+    assert follows("hermes", lark, f"<think>\n{wrong}\n</think>\n\n" + call("hermes", city="Paris"))
+    assert follows("hermes", lark, "Hello.")
+    assert not follows("hermes", lark, f"<think>\n{wrong}")
+    assert not follows("hermes", lark, f"<think>\nHm.\n</think>\n\n{wrong}")
 
 
 def test_tools_or_a_schema() -> None:
@@ -245,7 +272,7 @@ def test_any_walk_through_the_grammar_is_a_right_call(family: str) -> None:
 
 
 def _walk(family: str, lark: str, dice: random.Random) -> str:
-    matcher = LLMatcher(guide(family), LLMatcher.grammar_from_lark(lark), log_level=0)
+    matcher = LLMatcher(guide(family), lark, log_level=0)
     ids: list[int] = []
     while not (matcher.is_accepting() and matcher.is_stopped()):
         mask = matcher.compute_bitmask()

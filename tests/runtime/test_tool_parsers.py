@@ -240,6 +240,8 @@ def test_what_models_leave_out() -> None:
         ("deepseek-r1", "<｜Assistant｜></think>", "Hi", "", "Hi"),
         ("glm45", "<|assistant|>", "\n<think>a</think>\nHi", "a", "Hi"),
         ("glm45", "<|assistant|>\n<think></think>", "\nHi", "", "\nHi"),
+        ("glm45", "<|assistant|>", " \n\n\n<think>a</think>Hi", "a", "Hi"),
+        ("glm45", "<|assistant|>", "\n\n\n\n\n<think>a", "", "\n\n\n\n\n<think>a"),
         ("minimax", "]~b]ai\n<think>\n", "a </thinker>\n</think>\n\nHi", "a </thinker>", "Hi"),
         (
             "gpt-oss", "<|start|>assistant",

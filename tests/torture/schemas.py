@@ -118,7 +118,7 @@ def check(asked: Questions, outputs: list[Output], n: int = 1) -> tuple[int, lis
             continue
         ended += 1
         schema = asked.schemas[number // n]
-        validator = Draft202012Validator(schema)
+        validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
         try:
             is_valid = validator.is_valid(json.loads(output["text"]))
         except ValueError:

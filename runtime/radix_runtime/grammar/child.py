@@ -149,6 +149,9 @@ class GrammarChild(ABC):
                 self._serve(connection)
             except (EOFError, OSError):
                 pass  # it has died, or `close` was called
+            except Exception:  # a fault of ours or of what it says: nobody may wait for ever
+                log.exception("the frames of %s (pid %d) fail", self._title, process.pid)
+                process.kill()
             if self._closed:
                 process.kill()  # it has nothing to finish, and may still be starting
             code = _end(process)

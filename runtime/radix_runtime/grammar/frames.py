@@ -112,10 +112,12 @@ class Fill(_Frame):
 
 class Filled(_Frame):
     """The masks of the matchers `jobs` are there, in any order. `failed` are those of them that are
-    in error, and why; their rows allow everything."""
+    in error, and why; their rows allow everything. `free` are those whose answers may have any
+    tokens from now on."""
 
     jobs: list[int]
     failed: dict[int, str] = {}
+    free: list[int] = []
 
 
 class Evicted(_Frame):

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -67,13 +68,17 @@ class LlguidanceBackend:
 
     def compile(self, constraint: Constraint) -> Compiled:
         """GrammarBackend.compile."""
+        is_trying = self._executor is None
+        if is_trying and constraint.before:
+            # Behind free text neither the first mask nor the walk comes to the grammar itself.
+            self.compile(msgspec.structs.replace(constraint, before=""))
         source = grammar_source(constraint, self._special_names)
         matcher = LLMatcher(self._tokenizer, source.text, log_level=_SILENT, limits=_LIMITS)
         if not matcher.is_error():
             # The first mask takes what the grammar costs at its start, here and not in a step.
             matcher.compute_bitmask()
         tried = matcher
-        if self._executor is None and not matcher.is_error():
+        if is_trying and not matcher.is_error():
             tried = _walk(matcher.deep_copy())
         if tried.is_error():
             raise _refused(tried.get_error(), constraint, source)

@@ -8,6 +8,8 @@ import mmap
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -60,6 +62,7 @@ class Masker(GrammarChild):
         words = hello.vocabulary.mask_words
         size = 4 * (1 + hello.mask_rows * words)
         self._descriptor = os.memfd_create("radix-masks")
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
         os.ftruncate(self._descriptor, size)
         memory = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint32)
         self._at_work = memory[:1]
@@ -77,6 +80,7 @@ class Masker(GrammarChild):
         self._wake = wake
         self._answers: dict[int, _Answer] = {}
         self._sent: dict[int, float] = {}  # when the masks under way were asked for, by answer
+        self._free: deque[int] = deque()  # answers whose masks would allow everything from now on
         self._left: dict[int, int] = {}  # slots of masks under way whose answer has ended
         self._built_keys: dict[bytes, None] = {}  # grammars that the process has at hand
         self._alone = False
@@ -107,6 +111,13 @@ class Masker(GrammarChild):
             if known:
                 self._send(Close(known))
                 self.changed.notify_all()
+
+    def take_free(self) -> list[int]:
+        """Answers that may have any tokens from now on, each once or more: they can be closed."""
+        free = []
+        while self._free:
+            free.append(self._free.popleft())
+        return free
 
     def _forget(self, number: int) -> _Answer:
         answer = self._answers.pop(number)
@@ -172,6 +183,7 @@ class Masker(GrammarChild):
 
     def _replay(self) -> None:
         """Answers whose masks are due come before those that may wait."""
+        self._take_left_slots()  # of answers that have ended since the last process died
         for answer in self._answers.values():
             answer.open.ids = answer.ids
             answer.open.alone = self._alone
@@ -201,8 +213,9 @@ class Masker(GrammarChild):
                         self._wake()
             case Refused(job):
                 self._fail(job, frame.to_error())
-            case Filled(jobs, failed):
+            case Filled(jobs, failed, free):
                 self._finish_all(jobs, failed)
+                self._free.extend(free)
             case Evicted(keys):
                 for key in keys:
                     self._built_keys.pop(key, None)
@@ -264,6 +277,7 @@ class Masker(GrammarChild):
         if number not in self._answers:
             return
         answer = self._forget(number)
+        self._send(Close([number]))
         self.changed.notify_all()
         if answer.built.done():
             self._on_failure(number, error)

@@ -99,6 +99,13 @@ class _Answer:
     wanted: RowFill | None = None
     is_slow: bool = False
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the answer may have any tokens from now on."""
+        if self.opened.constraint.kind != "any" or self.length < self.opened.min_tokens:
+            return False
+        return self.budget is None or self.budget.is_done
+
 
 class MaskServer:
     """Answers the frames of a Masker. `rows` are the masks in shared memory, `at_work` the word
@@ -283,7 +290,8 @@ class MaskServer:
                 hold_back(self._rows[row], answer.opened.stop_ids)
             if answer.budget is not None:
                 answer.budget.force(self._rows[row])
-        self._send(Filled([fill.job for fill in fills], failed))
+        free = [answer.opened.job for answer in answers.values() if answer.is_free]
+        self._send(Filled([fill.job for fill in fills], failed=failed, free=free))
 
     def _send(self, *frames: Frame) -> None:
         data = b"".join(pack_frame(frame) for frame in frames)

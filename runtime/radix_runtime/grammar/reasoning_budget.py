@@ -30,9 +30,16 @@ class BudgetKeeper:
         self._length = 0
         self._closing: deque[int] = deque()  # what is left of it, once it has begun
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no token will be forced any more."""
+        return self._parser.is_done and not self._closing
+
     def accept(self, ids: Sequence[int]) -> None:
         """The next tokens of the answer; how many come at once changes nothing."""
         for token in ids:
+            if self.is_done:
+                return
             self._length += 1
             if token not in self._hidden:
                 self._parser.push(self._decode(self._tokens[token]))

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from ..constraint import Constraint
 from ..errors import refusal
+from ..text.answer_grammar import quoted
 from ..text.json_schema import normalise
 from ..text.schema_walk import find_keyword
 from .structural_tag import structural_tag
@@ -109,7 +110,7 @@ def _choice(constraint: Constraint) -> str:
         message = f"a choice is a list of 1 to {MAX_CHOICES} strings"
         raise refusal("invalid_grammar", message)
     _check_size(constraint)
-    return "start: " + " | ".join(lark_string(text) for text in texts)
+    return "start: " + " | ".join(quoted(text) for text in texts)
 
 
 def _lark(constraint: Constraint) -> str:
@@ -129,11 +130,6 @@ def _check_size(constraint: Constraint) -> None:
     if size > MAX_GRAMMAR:
         message = f"a grammar has at most {MAX_GRAMMAR} bytes, this one {size}"
         raise refusal("invalid_grammar", message)
-
-
-def lark_string(text: str) -> str:
-    """`text` as a terminal of Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _behind(before: str, grammar: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import refusal
+from ..text.answer_grammar import quoted
 from ..text.json_schema import normalise
 
 _MAX_DEPTH = 32
@@ -137,7 +138,7 @@ class _Writer:
             if end in self._special_names:
                 return f"ANY_TEXT {end}"
             name = self._name()
-            self._rules.append(f"{name}[lazy]: ANY_TEXT {_string(end)}")
+            self._rules.append(f"{name}[lazy]: ANY_TEXT {quoted(end)}")
             return name
         return f"{self.node(content, depth + 1)} {self._literal(end)}"
 
@@ -181,11 +182,11 @@ class _Writer:
         if trigger in self._special_names:
             return f"ANY_TEXT {trigger}"
         name = self._name()
-        self._rules.append(f"{name}[lazy]: ANY_TEXT {_string(trigger)}")
+        self._rules.append(f"{name}[lazy]: ANY_TEXT {quoted(trigger)}")
         return name
 
     def _literal(self, text: str) -> str:
-        return text if text in self._special_names else _string(text)
+        return text if text in self._special_names else quoted(text)
 
     def _rule(self, body: str) -> str:
         name = self._name()
@@ -206,11 +207,6 @@ class _Writer:
         if not isinstance(value, list) or not value:
             raise self.wrong(f"{name} must be a list that is not empty")
         return value
-
-
-def _string(text: str) -> str:
-    """`text` as a terminal of Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _escape_slashes(pattern: str) -> str:

@@ -29,6 +29,8 @@ class Masks(Protocol):
 
     def close_answers(self, numbers: Sequence[int]) -> None: ...
 
+    def take_free(self) -> list[int]: ...
+
     def promise(self, size: int, num_optional: int) -> StepMasks: ...
 
     def fill(self, masks: Any, tokens: Mapping[int, tuple[int, list[int]]]) -> None: ...
@@ -47,7 +49,7 @@ class _Awaited(NamedTuple):
 
 
 class ConstrainedAnswers:
-    """Knows every live request with a constraint, by the number under which the masker has it.
+    """Knows every live request that needs masks, by the number under which the masker has it.
 
     The masks of a step need the tokens of the step before, which may be in flight when the step is
     launched. So `launch` promises them, and `ask` asks for them when that step has completed: they
@@ -151,10 +153,14 @@ class ConstrainedAnswers:
         return failures
 
     def forget_ended(self) -> None:
-        """Closes the matchers of the requests that have ended."""
-        ended = [request for request in self._by_request if request.ended]
+        """Closes the matchers of the requests that have ended, and of those that go on without:
+        a reasoning budget asks for nothing behind the reasoning."""
+        if self._masks is None:
+            return
+        free = set(self._masks.take_free())
+        by_request = self._by_request.items()
+        ended = [request for request, number in by_request if request.ended or number in free]
         if ended:
-            assert self._masks is not None
             self._masks.close_answers([self._by_request.pop(request) for request in ended])
             for request in ended:
                 del self._known[request]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ async def messages(call: HttpCall, body: MessagesBody) -> None:
         call.manager,
         body,
         lambda: read_messages_body(body),
-        options=_options(call.manager, body),
+        options=partial(_options, call.manager, body),
         names=MESSAGES_NAMES,
         budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
@@ -37,13 +38,13 @@ async def count_tokens(call: HttpCall, body: CountBody) -> None:
     prompt, _ = await chat_prompt(
         call.manager,
         lambda: read_messages_body(body),
-        options=_options(call.manager, body),
+        options=partial(_options, call.manager, body),
         param="messages",
     )
     await call.answer({"input_tokens": len(prompt.ids)})
 
 
-def _options(manager: TokenizerManager, body: CountBody) -> dict[str, Any]:
+def _options(manager: TokenizerManager, body: CountBody, with_tools: bool) -> dict[str, Any]:
     """Variables of the chat template: thinking is turned on or off where it can be. Raises
     RequestError."""
     given = body.chat_template_kwargs or TemplateOptions()
@@ -54,10 +55,10 @@ def _options(manager: TokenizerManager, body: CountBody) -> dict[str, Any]:
         elif not manager.format.has_reasoning:
             message = "this model's reasoning cannot be told from its answer"
             raise refusal("unsupported_parameter", message, "thinking")
-        elif "enable_thinking" in manager.text.template_variables:
+        elif "enable_thinking" in manager.text.template_variables(with_tools=with_tools):
             given = msgspec.structs.replace(given, enable_thinking=True)
     effort = None if body.output_config is None else body.output_config.effort
-    return template_options(manager, given, effort)
+    return template_options(manager, given, effort, with_tools)
 
 
 class MessagesAnswer(SingleAnswer):

@@ -26,6 +26,11 @@ class Conversation(NamedTuple):
     tools: ToolUse | None
 
 
+# The variables for the chat template of a conversation, which has tools or none; on any thread.
+# Raises RequestError.
+Options = Callable[[bool], dict[str, Any]]
+
+
 class ChatRequest(NamedTuple):
     """A request that fits, and how its choices are read."""
 
@@ -37,27 +42,28 @@ async def chat_prompt(
     manager: TokenizerManager,
     read: Callable[[], Conversation],
     *,
-    options: dict[str, Any],
+    options: Options,
     param: str,
 ) -> tuple[ChatPrompt, ToolUse | None]:
-    """The prompt of a conversation, which `read` gives on another thread, and its tools. `options`
-    are variables of the chat template; `param` is what the route calls the conversation. Raises
-    RequestError."""
+    """The prompt of a conversation, which `read` gives on another thread, and its tools. `param` is
+    what the route calls the conversation. Raises RequestError."""
     tools: ToolUse | None = None
+    variables: dict[str, Any] = {}
 
     def told() -> list[dict[str, Any]]:
         nonlocal tools
         messages, tools = read()
         checked_tools(manager, tools)
+        variables.update(options(tools is not None))
         if tools is not None:
-            options["tools"] = tools.for_template()
+            variables["tools"] = tools.for_template()
         if not messages:
             raise refusal("empty_input", "there is no text", param)
         if messages[-1].role == "assistant":
             raise refusal("invalid_value", "the last message must not be the assistant's", param)
         return template_messages(messages)
 
-    prompt = await manager.text.encode_chat(told, options)
+    prompt = await manager.text.encode_chat(told, variables)
     return prompt, tools
 
 
@@ -66,7 +72,7 @@ async def chat_request(
     body: Sampling,
     read: Callable[[], Conversation],
     *,
-    options: dict[str, Any],
+    options: Options,
     names: Mapping[str, str],
     param: str = "messages",
     separate_reasoning: bool = True,
@@ -82,11 +88,7 @@ async def chat_request(
     if tools is not None or request.constraint is not None:
         # Schemas of a hundred tools take their time.
         request.constraint = await asyncio.to_thread(
-            manager.format.constraint,
-            prompt.end,
-            tools,
-            request.constraint,
-            reasoning=separate_reasoning,
+            manager.format.constraint, prompt.end, tools, request.constraint
         )
     if budget is not None and budget < (request.sampling.max_new_tokens or 0):
         request.constraint = manager.format.budgeted(
@@ -102,14 +104,18 @@ async def chat_request(
 
 
 def template_options(
-    manager: TokenizerManager, given: TemplateOptions | None, effort: str | None
+    manager: TokenizerManager,
+    given: TemplateOptions | None,
+    effort: str | None,
+    with_tools: bool,
 ) -> dict[str, Any]:
     """Variables for the chat template; `effort` comes before that in `given`. One that the template
-    does not know is refused unless it asks for what happens anyway."""
+    of a conversation with tools, or without, does not know is refused unless it asks for what
+    happens anyway."""
     values = msgspec.structs.asdict(given or TemplateOptions())
     if effort:
         values["reasoning_effort"] = effort
-    known = manager.text.template_variables
+    known = manager.text.template_variables(with_tools=with_tools)
     options = {}
     for name, value in values.items():
         if name in known:

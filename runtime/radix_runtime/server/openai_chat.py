@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ..messages import Generate, TextDelta
@@ -27,11 +28,14 @@ async def chat(call: HttpCall, body: ChatBody) -> None:
         use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         return Conversation(messages=body.messages, tools=use)
 
+    options = partial(
+        template_options, call.manager, body.chat_template_kwargs, body.reasoning_effort
+    )
     request, choices = await chat_request(
         call.manager,
         body,
         read,
-        options=template_options(call.manager, body.chat_template_kwargs, body.reasoning_effort),
+        options=options,
         names=names,
         separate_reasoning=body.separate_reasoning is not False,
         shows_reasoning=body.include_reasoning is not False,

@@ -63,11 +63,6 @@ class ParsedChoice:
         return self._parser is not None
 
     @property
-    def in_reasoning(self) -> bool:
-        """Whether the text so far ends in reasoning."""
-        return self._parser is not None and self._parser.in_reasoning
-
-    @property
     def has_calls(self) -> bool:
         """Whether there is a tool call."""
         return bool(self.message.calls)

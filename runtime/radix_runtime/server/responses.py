@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ..messages import Generate, TextDelta
@@ -24,7 +25,7 @@ async def responses(call: HttpCall, body: ResponsesBody) -> None:
         call.manager,
         body,
         lambda: read_responses(body),
-        options=template_options(call.manager, body.chat_template_kwargs, effort),
+        options=partial(template_options, call.manager, body.chat_template_kwargs, effort),
         names=_NAMES,
         param="input",
     )

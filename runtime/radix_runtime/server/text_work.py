@@ -73,11 +73,10 @@ class TextWork:
         """Whether conversations are taken."""
         return self._tokenizer is not None and self._tokenizer.chat_template is not None
 
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """What the model's chat template can be told; empty without a template."""
+    def template_variables(self, *, with_tools: bool) -> frozenset[str]:
+        """What the chat template of a conversation can be told; empty without a template."""
         template = self.tokenizer.chat_template
-        return frozenset() if template is None else template.variables
+        return frozenset() if template is None else template.variables(with_tools=with_tools)
 
     async def encode(
         self, prompt: str | Sequence[Any] | np.ndarray, param: str, special_tokens: bool = True

@@ -1,7 +1,6 @@
 """POST /tokenize and /detokenize."""
 
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -54,9 +53,9 @@ async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
     if body.messages is None:
         special_tokens = body.add_special_tokens is not False
         return await manager.text.encode(body.prompt or [], "prompt", special_tokens)
-    options: dict[str, Any] = template_options(manager, body.chat_template_kwargs, None)
-    options["add_generation_prompt"] = body.add_generation_prompt is not False
     use = checked_tools(manager, tool_use(body.tools, "auto"))
+    options = template_options(manager, body.chat_template_kwargs, None, use is not None)
+    options["add_generation_prompt"] = body.add_generation_prompt is not False
     if use is not None:
         options["tools"] = use.for_template()
     messages = body.messages

@@ -115,36 +115,31 @@ class AnswerFormat:
         return sorted(kept)
 
     def constraint(
-        self,
-        prompt: str,
-        use: ToolUse | None,
-        given: Constraint | None,
-        *,
-        reasoning: bool = True,
+        self, prompt: str, use: ToolUse | None, given: Constraint | None
     ) -> Constraint | None:
         """What the answer to a prompt must look like: `given` is what the request says beside its
-        tools. With both the answer is one of them. Reasoning comes before. Not `reasoning`: it is
-        a part of the content. Raises RequestError."""
-        family = self._reasoning if reasoning else None
+        tools. With both the answer is one of them. Reasoning comes before, also where it is left in
+        the content. Raises RequestError."""
+        family = self._reasoning
         start = "content" if family is None else family.start(prompt)
-        if use is None or (given is None and use.mode == "auto" and not use.has_strict):
-            if given is None or family is None or start == "content":
-                return given
-            answer = AnswerGrammar(family.markers, self._special_id)
-            return msgspec.structs.replace(given, before=answer.behind(family, start))
+        final = "" if family is None else family.final
+        if use is not None and (given is not None or use.mode != "auto" or use.has_strict):
+            given = Constraint(kind="lark", text=self._calls(use, given, final), param="tools")
+            final = ""  # is in the text
+        if given is None or family is None or start == "content":
+            return given
+        answer = AnswerGrammar(family.markers, self._special_id)
+        return msgspec.structs.replace(given, before=answer.behind(family, start, final))
+
+    def _calls(self, use: ToolUse, given: Constraint | None, final: str) -> str:
+        """The grammar of calls, or of an answer that follows `given` behind the text `final`."""
         assert self._call_form is not None
         assert self._tool_parser is not None
-        markers = {*self._tool_parser.markers, *(family.markers if family else ())}
+        markers = self._tool_parser.markers
         grammar = ToolGrammar(form=self._call_form, markers=markers, special_id=self._special_id)
-        before = "" if family is None else grammar.reasoning(family, start)
         if given is not None and use.mode == "auto":
-            final = "" if family is None else family.final
-            text = grammar.required(use, before, schema=_schema_of(given), final=final)
-        elif use.mode == "required":
-            text = grammar.required(use, before)
-        else:
-            text = grammar.strict(use, before)
-        return Constraint(kind="lark", text=text, param="tools")
+            return grammar.required(use, schema=_schema_of(given), final=final)
+        return grammar.required(use) if use.mode == "required" else grammar.strict(use)
 
     def budgeted(
         self, given: Constraint | None, prompt: str, tokens: int, *, param: str

@@ -24,19 +24,29 @@ class AnswerGrammar:
                 self._special[marker] = f"<[{token}]>"
         self._rules: list[str] = []
 
-    def reasoning(self, family: ReasoningFamily, start: Start) -> str:
-        """What comes before the answer proper, if it begins with `start`."""
-        if start == "content":
-            return ""
+    def behind(self, family: ReasoningFamily, start: Start, final: str) -> str:
+        """The grammar of an answer that is reasoning, the text `final` and then `@body`: see
+        Constraint.before. It begins with `start`, which is not `content`."""
+        return self._grammar(f"{self._reasoning(family, start)} {self._text(final)} @body")
+
+    def _reasoning(self, family: ReasoningFamily, start: Start) -> str:
         self._rules.append("GAP: /\\n{0,2}/")
         body = f"{self._lazy(family.closing)} {self._text(family.answer)} GAP"
         if start == "reasoning":
             return body
-        return f"({self._text(family.opening)} {body})?"
+        return f"({self._opening(family)} {body})?"
 
-    def behind(self, family: ReasoningFamily, start: Start) -> str:
-        """The grammar of an answer that is reasoning and then `@body`: see Constraint.before."""
-        return self._grammar(f"{self.reasoning(family, start)} {self._text(family.final)} @body")
+    def _opening(self, family: ReasoningFamily) -> str:
+        """The opening of reasoning that may be left out.
+
+        As text it is lazy: once it is there the answer is reasoning, even where the answer proper
+        could begin with the same text. The parser of the answer reads it that way."""
+        space = f"/{family.space}/ " if family.space else ""
+        if any(marker in family.opening for marker in self._special):
+            return f"{space}{self._text(family.opening)}"  # a special token is in no text
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}[lazy]: {space}{quoted(family.opening)}")
+        return name
 
     def _text(self, text: str) -> str:
         """A text in which special tokens are tokens."""

@@ -23,9 +23,9 @@ class ChatTemplate:
 
     It sees what transformers gives a template: the special tokens, `tools` (None without),
     `documents` (None), `raise_exception`, `strftime_now`, the filter `tojson` and the tag
-    `{% generation %}`. `source` is its text, `variables` are the names it reads besides those.
-    `takes_tools`: it writes tools into the prompt. `tool_source` is that of a second template, for
-    conversations with tools; None: this one takes them, too. Raises ConfigError on a syntax error.
+    `{% generation %}`. `source` is its text. `takes_tools`: it writes tools into the prompt.
+    `tool_source` is that of a second template, for conversations with tools; None: this one takes
+    them, too. Raises ConfigError on a syntax error.
     """
 
     def __init__(
@@ -46,13 +46,19 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = special_tokens
         self.takes_tools = "tools" in names
-        self.variables = frozenset(names - {"tools", "documents"})
+        self._variables = frozenset(names - {"tools", "documents"})
         self.tool_source = tool_source
         self._for_tools: ChatTemplate | None = None
         if tool_source is not None:
             self._for_tools = ChatTemplate(tool_source, special_tokens)
             self.takes_tools = self._for_tools.takes_tools
-            self.variables |= self._for_tools.variables
+
+    def variables(self, *, with_tools: bool) -> frozenset[str]:
+        """The names that the template of a conversation reads besides what any may: the one for
+        conversations with tools may read others."""
+        if with_tools and self._for_tools is not None:
+            return self._for_tools._variables
+        return self._variables
 
     @property
     def text(self) -> str:

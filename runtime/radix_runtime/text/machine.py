@@ -67,9 +67,10 @@ class Reader:
             return self._text[self.at]
         raise self._short()
 
-    def space(self) -> None:
-        """Skips whitespace."""
-        while self.at < len(self._text) and self._text[self.at].isspace():
+    def space(self, most: int = MAX_HEAD) -> None:
+        """Skips whitespace, `most` characters of it."""
+        end = self.at + most
+        while self.at < min(end, len(self._text)) and self._text[self.at].isspace():
             self.at += 1
             if self.at >= self._limit:
                 raise NotACall

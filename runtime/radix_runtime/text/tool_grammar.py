@@ -29,22 +29,22 @@ class ToolGrammar(AnswerGrammar):
         super().__init__(markers, special_id)
         self._form = form
 
-    def required(self, use: ToolUse, before: str, *, schema: Any = None, final: str = "") -> str:
+    def required(self, use: ToolUse, *, schema: Any = None, final: str = "") -> str:
         """An answer that consists of calls. With `schema` it may be JSON of that instead, behind
-        the text `final`. `before`: see `reasoning`."""
+        the text `final`."""
         calls = self._rule(self._section(use))
         if schema is not None:
             calls = f"({calls} | {self._text(final)} {self._json(schema)})"
-        return self._grammar(f"{before} {calls}")
+        return self._grammar(calls)
 
-    def strict(self, use: ToolUse, before: str) -> str:
-        """Free text with calls that obey their schemas. `before`: see `reasoning`."""
+    def strict(self, use: ToolUse) -> str:
+        """Free text with calls that obey their schemas."""
         form = self._form
         if not form.opening:
             calls = self._rule(self._section(use))
             free = f"{self._text(form.free)} ANY_TEXT" if form.free else "NO_BRACE"
             self._rules.append("NO_BRACE: /([^{](.|\\n)*)?/")
-            return self._grammar(f"{before} ({calls} | {free})")
+            return self._grammar(f"{calls} | {free}")
         head = self._lazy(form.opening)
         if form.section:
             rest = self._text(form.section[len(form.opening) :])
@@ -53,7 +53,7 @@ class ToolGrammar(AnswerGrammar):
             call = self._alternatives(use, form.call[len(form.opening) :])
             one = self._rule(f"{head} {call}")
         count = "*" if use.is_parallel else "?"
-        return self._grammar(f"{before} {one}{count} ANY_TEXT")
+        return self._grammar(f"{one}{count} ANY_TEXT")
 
     # Calls --------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ..machine import Event
 from .harmony import HarmonyParser
-from .think import Start, ThinkParser
+from .think import SPACE, Start, ThinkParser
 
 
 class ReasoningParser(Protocol):
@@ -18,6 +18,10 @@ class ReasoningParser(Protocol):
     def in_reasoning(self) -> bool:
         """Whether the text so far ends in reasoning."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no reasoning can follow."""
+
     def push(self, text: str) -> list[Event]:
         """See Parser."""
 
@@ -27,12 +31,14 @@ class ReasoningParser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFamily:
-    """How a family writes reasoning: between `opening` and `closing`; `answer` is what the closing
-    is followed by, `final` what begins an answer that calls no tools, with reasoning before it or
-    not. `closing_text` closes open reasoning and begins the answer. `is_assumed`: an answer begins
-    with reasoning even where nobody has written the opening. `markers` are texts that may be
-    special tokens and must not be hidden from the parser."""
+    """How a family writes reasoning: between `opening`, before which the regex `space` may match,
+    and `closing`; `answer` is what the closing is followed by, `final` what begins an answer that
+    calls no tools, with reasoning before it or not. `closing_text` closes open reasoning and begins
+    the answer. `is_assumed`: an answer begins with reasoning even where nobody has written the
+    opening. `markers` are texts that may be special tokens and must not be hidden from the parser.
+    """
 
+    space: str = SPACE
     opening: str = "<think>"
     closing: str = "</think>"
     answer: str = ""
@@ -69,6 +75,7 @@ reasoning_families = {
     "glm45": ReasoningFamily(),
     "minimax": ReasoningFamily(is_assumed=True),
     "gpt-oss": _Harmony(
+        space="",
         opening="<|channel|>analysis<|message|>",
         closing="<|end|>",
         answer="<|start|>assistant",

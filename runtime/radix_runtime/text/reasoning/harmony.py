@@ -29,6 +29,11 @@ class HarmonyParser(Machine):
         """Whether the text so far ends in reasoning."""
         return self._state == self._body and self._kind == "reasoning"
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no reasoning can follow: a message of reasoning may follow any other."""
+        return self._state == self._plain
+
     def _begin(self) -> bool:
         """At a header."""
         reader = Reader(self._text, self._at, is_whole=self._is_whole)

@@ -6,6 +6,9 @@ from ..machine import Machine, MarkerSearch, NeedMore, NotACall, Reader
 
 _OPEN = "<think>"
 _CLOSE = "</think>"
+_MOST_SPACE = 4  # characters of whitespace that may come before the opening
+# The same as a regex, for grammars: what one of them takes for reasoning, the other must too.
+SPACE = f"[\\s\\x1c-\\x1f]{{0,{_MOST_SPACE}}}"
 
 Start = Literal["reasoning", "optional", "content"]
 
@@ -28,8 +31,16 @@ class ThinkParser(Machine):
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text so far ends in reasoning."""
+        """Whether the text so far ends in reasoning. Where it cannot be anything else, what is held
+        back at the beginning is reasoning, too."""
+        if self._start == "reasoning" and self._state in (self._begin, self._leading):
+            return True
         return self._state == self._reasoning
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no reasoning can follow."""
+        return self._state in (self._gap, self._content)
 
     def _begin(self) -> bool:
         self._state = self._content
@@ -77,7 +88,7 @@ class ThinkParser(Machine):
 
 
 def _opening(reader: Reader) -> None:
-    reader.space()
+    reader.space(_MOST_SPACE)
     reader.word(_OPEN)
     reader.has("\n")
 
