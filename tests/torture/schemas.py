@@ -62,10 +62,12 @@ def questions(count: int, seed: int) -> Questions:
     dice = random.Random(seed)
     compiler = LlguidanceBackend(VOCABULARY, 0)
     found = Questions()
-    writers = [SchemaWriter(dice, is_bounded=is_bounded) for is_bounded in (True, False)]
+    writers = {
+        is_bounded: SchemaWriter(dice, is_bounded=is_bounded) for is_bounded in (True, False)
+    }
     while len(found.schemas) < count:
         is_bounded = len(found.schemas) % 2 == 0
-        schema = writers[not is_bounded].write()
+        schema = writers[is_bounded].write()
         try:
             compiler.compile(Constraint("json_schema", json.dumps(schema), whitespace=""))
         except RequestError as error:
