@@ -115,6 +115,31 @@ def test_edits_on_the_way_equal_edited_logits(vocab_size, rng):
     holder.check()
 
 
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 65, 700, 16384, 40_001])
+def test_a_greedy_row_under_a_mask_is_the_first_of_its_largest(vocab_size, share, rng):
+    """Many values are equal; what the mask does not allow is larger, or no number."""
+    rows = 3
+    allowed = torch.rand(rows, vocab_size, generator=rng) < share
+    allowed[1] = False
+    allowed[1, vocab_size // 2] = True
+    logits = integers(-3, 3, (rows, vocab_size), rng).float()
+    logits[2, allowed[2]] = -math.inf if vocab_size == 65 else -2.0
+    seen = logits.masked_fill(~allowed, -math.inf)
+    logits[~allowed] = torch.tensor([9.0, math.inf, math.nan])[: 1 + vocab_size % 3].max()
+    words = torch.nn.functional.pad(allowed, (0, -vocab_size % 32)).view(rows, -1, 32).int()
+    bitmask = (words << torch.arange(32, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+    zero, one = torch.zeros(rows), torch.ones(rows)
+    top_k, seeds = torch.zeros(rows, dtype=torch.int32), torch.arange(rows)
+    ids = rk.top_k_top_p_sampling(
+        logits, zero, top_k, one, zero, seeds, seeds, edits=rk.LogitEdits(bitmask=bitmask)
+    )
+    for row in range(rows):
+        is_finite = bool(seen[row].isfinite().any())
+        expected = int((seen[row] == seen[row].max()).nonzero()[0]) if is_finite else -1
+        assert int(ids[row]) == expected
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan, -math.inf, 3e38])
 def test_a_bias_behind_the_vocabulary_is_skipped(value, rng):
     """The ids that fill up the last group of 128, and those of groups that are not there."""

@@ -8,6 +8,8 @@ namespace radix::cpu::RK_ISA {
 namespace {
 
 constexpr int W = Vec::width;
+constexpr int kWordIds = 32;  // of a word of a mask
+static_assert(kWordIds % W == 0);
 constexpr int64_t kBlock = 4096;  // elements summed in float32 before they join the float64 sum
 
 // The lanes of ids [i, i + W).
@@ -24,28 +26,33 @@ bool is_allowed(const uint32_t* allowed, int64_t i) {
 template <bool Masked>
 float row_max(const float* x, const uint32_t* allowed, int64_t n) {
   const Vec none = set1(-__builtin_inff());
-  Vec top = none;
+  Vec top[2] = {none, none};
   float result = -__builtin_inff(), odd = 0;
-  Vec nan = zero();  // x - x is 0 or, for NaN and infinities, NaN
+  Vec nan[2] = {zero(), zero()};  // x * 0 is 0 or, for NaN and infinities, NaN
   int64_t i = 0;
-  for (; i + W <= n; i += W) {
-    Vec v = load(x + i), finite = v;
-    if constexpr (Masked) {
-      const Mask lanes = allowed_lanes<Masked>(allowed, i);
-      v = select(lanes, v, none);
-      finite = select(lanes, finite, zero());
+  for (; i + kWordIds <= n; i += kWordIds) {
+    const uint32_t word = Masked ? allowed[i / kWordIds] : 0;
+    if (Masked && word == 0) continue;
+    for (int j = 0; j < kWordIds; j += W) {
+      Vec v = load_apart(x + i + j), finite = v;
+      if constexpr (Masked) {
+        const Mask lanes = bit_mask(word >> j);
+        v = select(lanes, v, none);
+        finite = select(lanes, finite, zero());
+      }
+      const int half = j / W % 2;
+      top[half] = max(v, top[half]);  // keeps top when v is NaN
+      nan[half] = nan[half] + finite * zero();
     }
-    top = max(v, top);  // keeps top when v is NaN
-    nan = nan + finite * zero();
   }
   for (; i < n; i++) {
     if (!is_allowed<Masked>(allowed, i)) continue;
     if (x[i] > result) result = x[i];
     odd += x[i] * 0.f;
   }
-  const float vector_max = reduce_max(top);
+  const float vector_max = reduce_max(max(top[0], top[1]));
   if (vector_max > result) result = vector_max;
-  odd += reduce_sum(nan);
+  odd += reduce_sum(nan[0] + nan[1]);
   if (odd == odd) return result;
   // Infinities also end here: only a real NaN counts.
   for (i = 0; i < n; i++)
@@ -58,11 +65,43 @@ float allowed_max(const float* x, const uint32_t* allowed, int64_t n) {
 }
 
 template <bool Masked>
+int64_t find_in(const float* x, const uint32_t* allowed, float value, int64_t begin, int64_t end) {
+  int64_t i = begin;
+  while (i < end && !(x[i] == value && is_allowed<Masked>(allowed, i))) i++;
+  return i;
+}
+
+template <bool Masked>
+int64_t find(const float* x, const uint32_t* allowed, float value, int64_t n) {
+  int64_t i = 0;
+#if RK_ISA_LEVEL >= 1
+  const Vec least = set1(value), none = set1(-__builtin_inff());
+  for (; i + kWordIds <= n; i += kWordIds) {
+    const uint32_t word = Masked ? allowed[i / kWordIds] : 0;
+    if (Masked && word == 0) continue;
+    Vec largest = none;
+    for (int j = 0; j < kWordIds; j += W) {
+      const Vec v = load_apart(x + i + j);
+      largest = max(Masked ? select(bit_mask(word >> j), v, none) : v, largest);
+    }
+    if (!any_at_least(largest, least)) continue;
+    const int64_t at = find_in<Masked>(x, allowed, value, i, i + kWordIds);
+    if (at < i + kWordIds) return at;
+  }
+#endif
+  return find_in<Masked>(x, allowed, value, i, n);
+}
+
+int64_t find_allowed(const float* x, const uint32_t* allowed, float value, int64_t n) {
+  return allowed ? find<true>(x, allowed, value, n) : find<false>(x, allowed, value, n);
+}
+
+template <bool Masked>
 void divide(const float* x, const uint32_t* allowed, float divisor, float* out, int64_t n) {
   const Vec d = set1(divisor), none = set1(-__builtin_inff());
   int64_t i = 0;
   for (; i + W <= n; i += W) {
-    const Vec v = load(x + i) / d;
+    const Vec v = load_apart(x + i) / d;
     store(out + i, Masked ? select(allowed_lanes<Masked>(allowed, i), v, none) : v);
   }
   for (; i < n; i++) out[i] = is_allowed<Masked>(allowed, i) ? x[i] / divisor : -__builtin_inff();
@@ -138,6 +177,6 @@ bool next_batch(const float*, int64_t begin, int64_t end, const DrawKey& key, fl
 
 }  // namespace
 
-const SamplingKernels sampling_table = {allowed_max, divide_allowed, sum_exp, exponentials, next_batch};
+const SamplingKernels sampling_table = {allowed_max, find_allowed, divide_allowed, sum_exp, exponentials, next_batch};
 
 }  // namespace radix::cpu::RK_ISA

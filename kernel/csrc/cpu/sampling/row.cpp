@@ -108,9 +108,9 @@ int32_t first_largest(const float* x, const uint32_t* allowed, int64_t n, float 
   const float* parts = scratch<float, 3>(segments(n));
   for (int64_t s = 0; s < segments(n); s++) {
     if (parts[s] != largest) continue;
-    const int64_t end = std::min(n, (s + 1) * kSegment);
-    for (int64_t i = s * kSegment; i < end; i++)
-      if (x[i] == largest && (!allowed || (allowed[i / 32] >> (i % 32) & 1u))) return static_cast<int32_t>(i);
+    const int64_t begin = s * kSegment, count = std::min(n - begin, kSegment);
+    const int64_t at = sampling_kernels().find(x + begin, words_from(allowed, begin), largest, count);
+    if (at < count) return static_cast<int32_t>(begin + at);
   }
   return -1;
 }

@@ -27,6 +27,8 @@ struct DrawBatch {
 struct SamplingKernels {
   // The largest allowed of x[0, n), -inf where there is none; NaN when one of them is.
   float (*max)(const float* x, const uint32_t* allowed, int64_t n);
+  // The place of the first allowed of x[0, n) that is `value`, where no allowed one is larger; n: there is none.
+  int64_t (*find)(const float* x, const uint32_t* allowed, float value, int64_t n);
   // out = x / divisor, -inf where x is not allowed; out may be x.
   void (*divide)(const float* x, const uint32_t* allowed, float divisor, float* out, int64_t n);
   // Sum of exp(x - shift) in float64 over blocks summed in float32.
