@@ -26,12 +26,12 @@ from radix_runtime.cli.figures import machine
 from .contender import MODULES, Arm, EngineSizes
 from .floors import DENSE, Gpu, decode_floor_ms
 from .gpu_watch import gpu_name, watched_gpu
+from .models import model_folder
 from .process import ROOT, ArmProcess, Failed
 from .report import markdown, short
 from .serving import Load, ServerProcess, table_loads
 from .stages import STEP_CONTEXT, Figures, Stage, table_stages
 
-_MODELS = ROOT / "bench/serving/models"
 _WORKLOAD = ROOT / "bench/serving/workloads/offline256.json"
 _CONVERSATIONS = ROOT / "bench/serving/workloads/sharegpt1000.json"
 _BATCHES = [1, 8, 32, 64, 128, 256]
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", type=_model_folder, nargs="+", metavar="MODEL")
+    parser.add_argument("models", type=model_folder, nargs="+", metavar="MODEL")
     parser.add_argument(
         "--arm",
         type=Arm.parse,
@@ -107,13 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, default=sizes.context)
     parser.add_argument("--memory-share", type=float, default=sizes.memory_share)
     return parser
-
-
-def _model_folder(text: str) -> Path:
-    for folder in (Path(text), _MODELS / text):
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-    raise argparse.ArgumentTypeError(f"neither {text} nor {_MODELS / text} has a config.json")
 
 
 def _arms(given: list[Arm] | None) -> list[Arm]:

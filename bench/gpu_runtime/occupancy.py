@@ -29,9 +29,9 @@ from radix_runtime.engine.facts import engine_facts
 from radix_runtime.offline import Engine
 
 from .gpu_watch import gpu_name
+from .models import model_folder
 from .process import ERROR_BYTES, ROOT
 
-MODELS = ROOT / "bench/serving/models"
 LONG_CONTEXT = 32768
 _START_SECONDS = 180.0  # of a process, beside the load
 _OPEN_CALLS = 4
@@ -270,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", type=_folder, nargs="*", metavar="MODEL")
+    parser.add_argument("models", type=model_folder, nargs="*", metavar="MODEL")
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096, LONG_CONTEXT])
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--chunks", type=int, nargs="+", default=[2048, 16384])
@@ -282,13 +282,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     return parser
-
-
-def _folder(text: str) -> Path:
-    for folder in (Path(text), MODELS / text):
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-    raise argparse.ArgumentTypeError(f"neither {text} nor {MODELS / text} has a config.json")
 
 
 if __name__ == "__main__":

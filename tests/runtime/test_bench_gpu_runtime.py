@@ -13,41 +13,24 @@ from pathlib import Path
 import pytest
 
 from bench.gpu_runtime import serving
-from bench.gpu_runtime.__main__ import _MODELS, _model_folder
 from bench.gpu_runtime.contender import Arm, EngineSizes
 from bench.gpu_runtime.floors import Gpu, decode_floor_ms
+from bench.gpu_runtime.models import MODELS, model_folder
 from bench.gpu_runtime.process import ROOT, ArmProcess, Failed
 from bench.gpu_runtime.report import short
 from bench.gpu_runtime.serving import Load, ServerProcess, table_loads
 from bench.gpu_runtime.stages import Stage
 from bench.serving.model_shape import ModelShape
 from radix_runtime.model_config import ModelConfig
+from tests.runtime.tiny_config import config_folder
 
-_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 160,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _CPU = "device=cpu,max_total_tokens=8192,num_threads=1"
 _STEP = Stage(name="decode step 2", kind="step", limit=60, size=2, repeats=2)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    return folder
+    return config_folder(tmp_path, context=4096)
 
 
 def test_the_table_of_a_tiny_model(tiny: Path, tmp_path: Path) -> None:
@@ -119,9 +102,9 @@ def test_arms() -> None:
             Arm.parse(text)
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in _MODELS.iterdir()))
+@pytest.mark.parametrize("name", sorted(folder.name for folder in MODELS.iterdir()))
 def test_the_models_can_be_served(name: str) -> None:
-    assert ModelConfig.from_dir(_model_folder(name), "{}").dtype == "bfloat16"
+    assert ModelConfig.from_dir(model_folder(name), "{}").dtype == "bfloat16"
 
 
 def test_the_works_over_http(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,5 +157,5 @@ def test_the_table_over_http_names_its_peaks(tmp_path: Path) -> None:
 def test_floors_of_decode_steps_on_an_h200(model: str, rows: int, milliseconds: float) -> None:
     """By hand: 1.19 and 15.0 GB of weights, 115 and 131 KB of keys and values a token; 256 rows of
     the large one are bound by its 3.84 TFLOP."""
-    shape = ModelShape.read(_model_folder(model))
+    shape = ModelShape.read(model_folder(model))
     assert decode_floor_ms(shape, rows, 640, Gpu()) == pytest.approx(milliseconds, rel=0.01)

@@ -15,32 +15,14 @@ from bench.gpu_runtime.process import ROOT
 from radix_runtime import Engine
 from tests.gpu import toggle_tokens
 from tests.gpu.random_load import RandomCalls, p99_ms
+from tests.runtime.tiny_config import config_folder
 
 pytestmark = pytest.mark.serial
-
-_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 160,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    return folder
+    return config_folder(tmp_path, context=512)
 
 
 def test_occupancy(tiny: Path, tmp_path: Path) -> None:
