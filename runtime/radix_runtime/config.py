@@ -39,7 +39,7 @@ FORMER_BACKENDS = {"radix": "paged"}  # former names, still taken
 CPU_QUANTIZATIONS = ("int8", "int4")
 _OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
 GRAMMAR_BACKENDS = ("llguidance", "none")
-CHECKPOINT_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf")
+CHECKPOINT_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf", "mxfp4")
 QUANTIZATIONS = ("dense", *CPU_QUANTIZATIONS, "fp8", *CHECKPOINT_FORMATS)
 # Other servers' names, and other models that write the same.
 TOOL_PARSER_SPELLINGS = {

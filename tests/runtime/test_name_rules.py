@@ -18,6 +18,7 @@ from radix_runtime.families.names import (
     Unstack,
     apply_rules,
 )
+from radix_runtime.families.tensor_views import Flattened, Item
 
 
 class File:
@@ -96,6 +97,17 @@ def test_a_transposed_tensor_of_the_right_shape_stays() -> None:
     check_view(applied([Transpose("w", rows=6)], {"w": x})["w"], x.T)
     square = torch.randn(4, 4)
     check_view(applied([Transpose("w", rows=4)], {"w": square})["w"], square.T)
+
+
+def test_the_last_two_dimensions_as_one() -> None:
+    """The bytes of MXFP4's blocks."""
+    x = torch.randn(5, 3, 4)
+    check_view(Flattened(File(x)), x.flatten(1))
+    whole = torch.randn(2, 5, 3, 4)
+    check_view(Item(Flattened(File(whole)), index=1), whole[1].flatten(1))
+    source = File(x)
+    assert torch.equal(Flattened(source)[1:2, 5:7], x[1:2].flatten(1)[:, 5:7])
+    assert source.read == 4
 
 
 def test_only_what_is_asked_for_is_read() -> None:

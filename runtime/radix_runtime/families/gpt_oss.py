@@ -1,4 +1,4 @@
-"""gpt-oss, with its experts in 16 bits."""
+"""gpt-oss, with its experts in MXFP4 or in 16 bits."""
 
 from collections.abc import Sequence
 
@@ -28,6 +28,7 @@ class GptOssKeys(DecoderKeys, kw_only=True, frozen=True):
     sliding_window: Size | None = 128
     layer_types: list[str] | None = None
     attention_bias: bool = True
+    torch_dtype: str = "bfloat16"  # of all that is no expert; the published files do not say
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
 
@@ -59,12 +60,13 @@ def read(keys: GptOssKeys) -> ModelSpec:
 
 
 def names(keys: GptOssKeys) -> Sequence[Rule]:
-    """The experts of a layer are in one tensor, inputs first, the columns of gate and up in
-    turn."""
+    """The experts of a layer are in one tensor, the outputs of gate and up in turn; inputs come
+    first in 16 bits, outputs in MXFP4 (quantization/mxfp4.py)."""
     return (
         Rename(r"\.mlp\.router\.", ".mlp.gate."),
         Unstack(r"\.experts\.(gate_up_proj|down_proj)_bias$", r".experts.{}.\1.bias"),
         Unstack(r"\.experts\.(gate_up_proj|down_proj)$", r".experts.{}.\1.weight"),
+        Unstack(r"\.experts\.(gate_up_proj|down_proj)_(blocks|scales)$", r".experts.{}.\1.\2"),
         Transpose(r"\.experts\.\d+\.(gate_up_proj|down_proj)\.weight$"),
         Deinterleave(r"\.gate_up_proj\.", even=".gate_proj.", odd=".up_proj."),
     )

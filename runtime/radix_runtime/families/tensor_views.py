@@ -99,3 +99,21 @@ class Transposed(TensorView):
         *others, rows, columns = ranges
         index = (*others, columns, rows)
         return self._source[index].transpose(-1, -2)
+
+
+class Flattened(TensorView):
+    """The last two dimensions as one. Reads whole rows of the last."""
+
+    def get_shape(self) -> list[int]:
+        *others, rows, columns = self._source.get_shape()
+        return [*others, rows * columns]
+
+    def read(self, ranges: list[slice]) -> Any:
+        *others, elements = ranges
+        columns = self._source.get_shape()[-1]
+        first = elements.start // columns
+        last = -(-elements.stop // columns)
+        index = (*others, slice(first, last), slice(0, columns))
+        before = first * columns
+        flat = self._source[index].flatten(-2)
+        return flat[..., elements.start - before : elements.stop - before]

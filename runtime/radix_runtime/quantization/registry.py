@@ -13,6 +13,7 @@ from .config import QuantizationConfig, Target, Unquantized
 from .fp8_config import Fp8Config
 from .gguf import GgufConfig
 from .gptq import GptqConfig
+from .mxfp4 import Mxfp4Config
 
 quantizations: Registry[type[QuantizationConfig]] = Registry(
     kind="quantization",
@@ -26,6 +27,7 @@ quantizations: Registry[type[QuantizationConfig]] = Registry(
         "gptq": GptqConfig,
         "compressed-tensors": CompressedTensorsConfig,
         "gguf": GgufConfig,
+        "mxfp4": Mxfp4Config,
     },
 )
 

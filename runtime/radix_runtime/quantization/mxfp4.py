@@ -1,0 +1,190 @@
+"""`quant_method: mxfp4` of checkpoints, in which gpt-oss has its experts: 4-bit floats (e2m1) in
+blocks of 32 inputs, each with a power of two (e8m0), as the OCP's microscaling formats define them.
+
+Twice such a float is an integer from -12 to 12: the CPU multiplies by integers, with half of the
+power as their scale, and every weight keeps its value. Elsewhere the weights are widened."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from ..errors import ConfigError
+from ..families.names import Named, Rule
+from ..families.tensor_views import Flattened, TensorSource, TensorView
+from .base import LinearMethod
+from .codes import Codes, CodesMethod, CodesStorage
+from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
+from .names import is_listed
+from .params import Inputs, LinearShape, Outputs, ParamSpec
+from .storage import WidenableStorage, WidenedMethod, check_finite
+
+BLOCK = 32  # inputs that share a power of two
+_BYTES = BLOCK // 2  # of a block's floats
+
+# Twice the float of each 4-bit code, which has a bit of sign, two of exponent, one of mantissa.
+_TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+_LARGEST = 12
+
+_NAN = 255  # the one e8m0 code that is no power of two
+_RANDOM_EXPONENT = 120  # 2^-7: the floats of random codes deviate by 2.9
+
+
+@dataclass(frozen=True)
+class Mxfp4Storage(CodesStorage, WidenableStorage):
+    """`blocks`: two codes to a byte, the first input in the low half. `scales`: e8m0, the exponent
+    plus 127."""
+
+    input_unit = BLOCK
+
+    @property
+    def title(self) -> str:
+        return "MXFP4"
+
+    def params(self, shape: LinearShape) -> Sequence[ParamSpec]:
+        total = shape.inputs.total
+        if total % BLOCK:
+            raise ConfigError(f"{shape.name}: {total} inputs are no whole MXFP4 blocks of {BLOCK}")
+        in_blocks = Inputs(BLOCK, width=_BYTES)
+        return [
+            ParamSpec(name="blocks", dims=(Outputs(), in_blocks), dtype=torch.uint8),
+            ParamSpec(name="scales", dims=(Outputs(), Inputs(BLOCK)), dtype=torch.uint8),
+        ]
+
+    def codes(self, layer: Any) -> Codes:
+        scales = _half_powers(layer.scales.data)
+        # A bound of the weights: the largest powers may take them out of float32.
+        check_finite(scales * _LARGEST)
+        return Codes(
+            w=_twice_the_floats(layer.blocks.data),
+            scales=scales.to(torch.bfloat16),  # exact, as every power of two from 2^-133
+            kind="int8",
+            zeros=None,
+            group=BLOCK,
+        )
+
+    def weight(self, layer: Any, dtype: torch.dtype) -> torch.Tensor:
+        inputs = layer.shape.inputs
+        first = inputs.first % BLOCK
+        doubled = _twice_the_floats(layer.blocks.data).float().unflatten(1, (-1, BLOCK))
+        blocks = doubled * _half_powers(layer.scales.data)[..., None]
+        return blocks.flatten(1)[:, first : first + inputs.size].to(dtype)
+
+    def fill_random(
+        self, layer: Any, name: str, memory: torch.Tensor, generator: torch.Generator
+    ) -> None:
+        if name == "blocks":
+            memory.random_(0, 256, generator=generator)
+        else:
+            memory.fill_(_RANDOM_EXPONENT)
+
+
+class Mxfp4Method(CodesMethod):
+    """Multiplies by integers of 8 bits, which are twice the floats."""
+
+    storage: Mxfp4Storage
+
+    def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
+        self.storage.check_cut(shape)
+        return super().params(shape, dtype)
+
+    def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        """A byte for each weight, twice what the checkpoint takes, and scales of 16 bits."""
+        weights = shape.out_features * shape.in_features
+        return weights + weights // BLOCK * 2
+
+
+class Mxfp4Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """The keys of a `quantization_config` of method mxfp4."""
+
+    modules_to_not_convert: list[str] = []
+
+
+class Mxfp4Config(QuantizationConfig):
+    """Experts, but for those that are listed as left out."""
+
+    def __init__(self, ignored: Sequence[str], target: Target) -> None:
+        self._ignored = ignored
+        self._target = target
+
+    @classmethod
+    def from_checkpoint(cls, raw: Mapping[str, Any], target: Target) -> QuantizationConfig:
+        return cls(read_settings(raw, Mxfp4Settings).modules_to_not_convert, target)
+
+    def names(self) -> Sequence[Rule]:
+        """The experts of a layer are in one tensor, which has a dimension for the blocks."""
+        return (_Blocks(), _Scales())
+
+    def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
+        if kind is not LayerKind.EXPERT or is_listed(name, self._ignored):
+            return unquantized(kind)
+        storage = Mxfp4Storage()
+        return Mxfp4Method(storage) if self._target.is_cpu else WidenedMethod(storage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The bytes of an output's blocks one after the other: [experts, outputs, inputs / 2]."""
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(r"\.experts\.\w+_blocks$", name) is None:
+            yield name, source
+            return
+        shape = source.get_shape()
+        if len(shape) != 4 or shape[-1] != _BYTES:
+            raise ValueError(f"has shape {shape}, expected [experts, outputs, blocks, {_BYTES}]")
+        yield name, Flattened(source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """Exponents [experts, outputs, blocks], of which none is NaN."""
+
+    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
+        """Rule.apply."""
+        if re.search(r"\.experts\.\w+_scales$", name) is None:
+            yield name, source
+            return
+        shape = source.get_shape()
+        if len(shape) != 3:
+            raise ValueError(f"has shape {shape}, expected [experts, outputs, blocks]")
+        yield name, _Exponents(source)
+
+
+class _Exponents(TensorView):
+    """The same, checked where it is read, so that an error can name the tensor of the file."""
+
+    def get_shape(self) -> list[int]:
+        return self._source.get_shape()
+
+    def read(self, ranges: list[slice]) -> torch.Tensor:
+        found: torch.Tensor = self._source[tuple(ranges)]
+        has_codes = found.dtype == torch.uint8  # another type is an error of the loader's
+        if has_codes and bool((found == _NAN).any()):
+            raise ValueError(f"has a scale of {_NAN}, which is NaN")
+        return found
+
+
+def _pairs() -> torch.Tensor:
+    """Twice the two floats of each byte, the low half first, as one word: int16 [256]."""
+    values = torch.arange(256)
+    pairs = torch.stack((_TWICE[values & 15], _TWICE[values >> 4]), dim=1)
+    return pairs.view(torch.int16).flatten()
+
+
+_PAIRS = _pairs()
+
+
+def _twice_the_floats(blocks: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, K / 2] as int8 [N, K]."""
+    words = _PAIRS.to(blocks.device).index_select(0, blocks.flatten().int())
+    return words.view(torch.int8).view(len(blocks), -1)
+
+
+def _half_powers(exponents: torch.Tensor) -> torch.Tensor:
+    """Half of what e8m0 codes, uint8, stand for, float32."""
+    return exponents.view(torch.float8_e8m0fnu).float() / 2
