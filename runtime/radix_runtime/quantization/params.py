@@ -17,6 +17,8 @@ from ..families.tensor_views import TensorSource
 Part = str | None
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+# What may stand for one: powers of two, in files and in torch from 2.7 on.
+_NUMBERS = (*_FLOATS, getattr(torch, "float8_e8m0fnu", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,7 @@ class ParamSpec:
 
     def _typed(self, piece: torch.Tensor) -> torch.Tensor:
         """Numbers convert to the parameter's type; codes must have it."""
-        is_number = piece.dtype in _FLOATS or piece.dtype == torch.float8_e8m0fnu
+        is_number = piece.dtype in _NUMBERS
         if piece.dtype != self.dtype and not (is_number and self.dtype in _FLOATS):
             raise ValueError(f"holds {_name(piece.dtype)}, expected {_name(self.dtype)}")
         return piece
