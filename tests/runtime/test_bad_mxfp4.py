@@ -88,8 +88,10 @@ BAD = [
         f"{GATE_UP}_scales (here {EXPERTS}.2.gate_proj.scales, [6, 128, 2] in the file) "
         "has a scale of 255, which is NaN",
         key=f"{GATE_UP}_scales", change=with_value((2, 5, 1), 255)),
-    case("a weight beyond float32", f"{EXPERTS}.3.down_proj.",
-        key=f"{DOWN}_scales", change=with_value((3, 5, 1), 254)),
+    case("a weight beyond float32",
+        f"{DOWN}_scales (here {EXPERTS}.3.down_proj.scales, [6, 64, 2] in the file) "
+        "has a scale of 253, with which 6 is too large for float32",
+        key=f"{DOWN}_scales", change=with_value((3, 5, 1), 253)),
     case("scales that are floats", "holds float32, expected uint8",
         key=f"{DOWN}_scales", change=lambda scales: scales.float()),
     case("blocks of another type", "holds int8, expected uint8",

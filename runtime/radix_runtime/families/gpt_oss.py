@@ -28,7 +28,7 @@ class GptOssKeys(DecoderKeys, kw_only=True, frozen=True):
     sliding_window: Size | None = 128
     layer_types: list[str] | None = None
     attention_bias: bool = True
-    torch_dtype: str = "bfloat16"  # of all that is no expert; the published files do not say
+    torch_dtype: str = "bfloat16"  # what the published files hold, without saying so
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
 

@@ -20,16 +20,16 @@ from .codes import Codes, CodesMethod, CodesStorage
 from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
 from .names import is_listed
 from .params import Inputs, LinearShape, Outputs, ParamSpec
-from .storage import WidenableStorage, WidenedMethod, check_finite
+from .storage import WidenableStorage, WidenedMethod
 
 BLOCK = 32  # inputs that share a power of two
 _BYTES = BLOCK // 2  # of a block's floats
 
 # Twice the float of each 4-bit code, which has a bit of sign, two of exponent, one of mantissa.
 _TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-_LARGEST = 12
 
 _NAN = 255  # the one e8m0 code that is no power of two
+_LARGEST = 252  # 2^125: with a larger power 6, the largest float, is no float32
 _RANDOM_EXPONENT = 120  # 2^-7: the floats of random codes deviate by 2.9
 
 
@@ -56,8 +56,6 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
 
     def codes(self, layer: Any) -> Codes:
         scales = _half_powers(layer.scales.data)
-        # A bound of the weights: the largest powers may take them out of float32.
-        check_finite(scales * _LARGEST)
         return Codes(
             w=_twice_the_floats(layer.blocks.data),
             scales=scales.to(torch.bfloat16),  # exact, as every power of two from 2^-133
@@ -142,7 +140,7 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """Exponents [experts, outputs, blocks], of which none is NaN."""
+    """Exponents [experts, outputs, blocks] of which every weight is finite."""
 
     def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
         """Rule.apply."""
@@ -163,10 +161,18 @@ class _Exponents(TensorView):
 
     def read(self, ranges: list[slice]) -> torch.Tensor:
         found: torch.Tensor = self._source[tuple(ranges)]
-        has_codes = found.dtype == torch.uint8  # another type is an error of the loader's
-        if has_codes and bool((found == _NAN).any()):
-            raise ValueError(f"has a scale of {_NAN}, which is NaN")
+        if found.dtype == torch.uint8:  # another type is the loader's error
+            _check_exponent(int(found.max()))
         return found
+
+
+def _check_exponent(largest: int) -> None:
+    """Raises ValueError for the largest exponent of a tensor, plus 127, where it makes weights that
+    are not finite."""
+    if largest == _NAN:
+        raise ValueError(f"has a scale of {_NAN}, which is NaN")
+    if largest > _LARGEST:
+        raise ValueError(f"has a scale of {largest}, with which 6 is too large for float32")
 
 
 def _pairs() -> torch.Tensor:
