@@ -109,7 +109,6 @@ ROCM_SIM := build/rocm-sim
 ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize moe mla_store \
     attention_merge sampling sampling_edits sampling_logprobs sampling_shards selftest rocm_graphs rocm_sim))
 test-rocm-gfx950: ROCM_TARGET = gfx950
-test-rocm-gfx950: ROCM_ARCHS = gfx942;gfx950
 test-rocm-gfx90a: ROCM_TARGET = gfx90a
 test-rocm-gfx90a: ROCM_COVER = --cover 1
 test-rocm test-rocm-gfx950 test-rocm-gfx90a: $(TEST_PACKAGES)

@@ -36,7 +36,7 @@ endforeach()
 if(RADIX_ARCHS)
   set(_archs ${RADIX_ARCHS})
 else()
-  set(_archs gfx90a gfx942)  # gfx950 where it is asked for: see docs/kernels/rocm.md
+  set(_archs gfx90a gfx942 gfx950)
 endif()
 foreach(arch ${_archs})
   if(NOT _compiler_${arch})

@@ -5,8 +5,8 @@ file as pyproject.toml, runs pip on it (scikit-build-core, cmake, ninja), and gi
 manylinux tag that its symbols allow. Only changed files are staged anew and the build folder is
 kept, so a second run compiles what changed. Backends do not share a folder.
 
-The ROCm library's code for gfx950, made where --archs asks for it, needs clang 20 or later. Where
-none is installed, that of PyPI's package `ziglang` makes it, which is fetched into build/ziglang.
+The ROCm library's code for gfx950 needs clang 20 or later. Where none is installed, that of PyPI's
+package `ziglang` makes it, which is fetched into build/ziglang.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def newer_clang(archs: str) -> str:
     """The `zig` whose clang compiles for gfx950; '' where it is not needed. Ends the program where
     it cannot be had."""
     compiler = hip_compiler()
-    if compiler is None or NEWEST_TARGET not in archs or knows(compiler, NEWEST_TARGET):
+    is_wanted = not archs or NEWEST_TARGET in archs
+    if compiler is None or not is_wanted or knows(compiler, NEWEST_TARGET):
         return ""
     folder = ROOT / "build/ziglang"
     zig = folder / "ziglang/zig"
@@ -106,7 +107,7 @@ def newer_clang(archs: str) -> str:
             problem = done.stderr.strip().splitlines()[-1:]
             raise SystemExit(
                 f"{compiler} does not know {NEWEST_TARGET}, and {ZIGLANG} cannot be installed:"
-                f" {' '.join(problem)} (without ARCHS none is needed)"
+                f' {" ".join(problem)} (ARCHS="gfx90a;gfx942" builds without it)'
             )
     return str(zig)
 

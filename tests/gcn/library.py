@@ -12,6 +12,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).with_name("src")
@@ -95,6 +96,19 @@ def load() -> ctypes.CDLL:
     for name in ("gcn_map", "gcn_unmap"):
         getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return library
+
+
+def disassembly(elf: bytes) -> str:
+    """What the executor reads of a code object: of gfx950's too, whose instructions LLVM 19 does
+    not know."""
+    settings = _settings()
+    library = ctypes.CDLL(settings["RADIX_LIBHIP"])
+    library.gcn_disassembly.restype = ctypes.c_char_p
+    with mock.patch.dict(os.environ, settings):  # not for good: HIP's users here may want another
+        text: bytes = library.gcn_disassembly(elf, ctypes.c_size_t(len(elf)))
+    if not text:
+        raise ValueError("this is no code object that the executor knows")
+    return text.decode()
 
 
 def report() -> dict[str, Any]:

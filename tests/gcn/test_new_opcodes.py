@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -101,3 +102,14 @@ def test_new_conversions():
         timeout=300,
     )
     assert done.stdout == "as expected\n", done.stderr
+
+
+def test_the_listing_of_a_code_object():
+    """Read in a process whose GPU is another."""
+    text = library.disassembly(assembly.assemble(BODY, target="gfx950"))
+    found = re.findall(r"\t(v_cvt_pk_f16_f32 .*?) //", text)
+    assert [line.split(" ", 1)[1] for line in found] == [
+        "v10, v1, v2", "v11, -v2, |v1|", "v13, v12, v12",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no code object"):
+        library.disassembly(b"\0" * 4096)

@@ -195,6 +195,19 @@ GCN_API int hipModuleLoadData(std::shared_ptr<Program>** module, const void* ima
 GCN_API void gcn_listing(const uint8_t* elf, size_t bytes, const char* text) {
   keep_listing({elf, elf + bytes}, text);
 }
+// Not HIP's: what the executor reads of a code object, "" where it is none. The text is the caller's until its next
+// call in this thread.
+GCN_API const char* gcn_disassembly(const void* elf, size_t bytes) {
+  static thread_local std::string text;
+  text.clear();
+  last_fault().clear();
+  try {
+    text = disassemble(read_code_object(elf, bytes));
+  } catch (const Fault& problem) {
+    last_fault() = problem.what();
+  }
+  return text.c_str();
+}
 GCN_API int hipModuleGetFunction(Function** function, std::shared_ptr<Program>* module, const char* name) {
   State& s = state();
   if (!(*module)->object.kernels.count(name)) return kNotFound;

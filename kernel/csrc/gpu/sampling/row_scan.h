@@ -106,9 +106,7 @@ struct Least {
 // Over the 32 lanes of a part; every lane gets the result.
 template <class T, class Op>
 __device__ inline T reduce_part(T value, Op op) {
-#pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) value = op(value, shuffle_xor(value, mask));
-  return value;
+  return reduce_lanes<kLanes / 2>(value, op);
 }
 
 __device__ inline uint64_t best_of_part(uint64_t word) {

@@ -46,9 +46,7 @@ __device__ inline T reduce_block(T value, Op op) {
   value = warp_reduce(value, op);
   if (threadIdx.x % RK_WARP == 0) part[threadIdx.x / RK_WARP] = value;
   __syncthreads();
-  value = part[threadIdx.x % kSelectWarps];
-#pragma unroll
-  for (int mask = kSelectWarps / 2; mask > 0; mask /= 2) value = op(value, shuffle_xor(value, mask));
+  value = reduce_lanes<kSelectWarps / 2>(part[threadIdx.x % kSelectWarps], op);
   __syncthreads();  // part is free again
   return value;
 }
