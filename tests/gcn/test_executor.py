@@ -282,6 +282,12 @@ FAULTS = {
     "no wait for a load": (
         "global_load_dword v1, v63, s[6:7]\n v_add_u32_e32 v1, 1, v1", "before s_waitcnt"
     ),
+    "63 accesses under way": (
+        "global_load_dword v1, v63, s[6:7]\n"
+        + "global_load_dword v2, v63, s[6:7]\n" * 62
+        + "v_add_u32_e32 v1, 1, v1",
+        "v1 is used before",
+    ),
     "too short a wait": (
         "global_load_dword v1, v63, s[6:7]\n global_load_dword v2, v63, s[6:7]\n"
         "s_waitcnt vmcnt(1)\n v_add_u32_e32 v1, 1, v2",
@@ -353,3 +359,12 @@ def test_the_packet_says_the_shape_of_a_launch():
     assert [set(row.tolist()) for row in out] == [
         {LANES | 1 << 16}, {1}, {3 * LANES}, {32}, {512}
     ]  # fmt: skip
+
+
+def test_a_full_counter_waits_by_itself():
+    """With 63 younger accesses under way the oldest has come: vmcnt counts no further."""
+    body = "global_load_dword v1, v63, s[6:7]\n"
+    body += "global_load_dword v2, v63, s[6:7]\n" * 63
+    body += "v_add_u32_e32 v1, 1, v1\n global_store_dword v63, v1, s[4:5]"
+    given = np.arange(LANES, dtype=U32)
+    assert np.array_equal(run(body, given, np.zeros(LANES, U32)), given + 1)

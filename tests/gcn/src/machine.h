@@ -82,6 +82,9 @@ class Wave {
 
   // A memory instruction's result is pending until s_waitcnt says that it has come.
   enum class Queue { kVector, kLds, kScalar };
+  // Accesses of vector memory that may be under way: vmcnt has six bits, and at its largest the wave waits before it
+  // issues another. Triton's LLVM leaves the wait out then.
+  static constexpr size_t kMostOutstanding = 63;
   void issued(Queue queue, const Operand* result, unsigned words);
   void wait(unsigned vmcnt, unsigned lgkmcnt);
 

@@ -117,6 +117,7 @@ void Wave::issued(Queue queue, const Operand* result, unsigned words) {
   }
   (queue == Queue::kVector ? vector_queue_ : lgkm_queue_).push_back(entry);
   outstanding_++;
+  if (vector_queue_.size() > kMostOutstanding) retire(vector_queue_);
 }
 
 void Wave::retire(std::deque<Outstanding>& queue) {
