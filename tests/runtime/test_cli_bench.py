@@ -42,7 +42,7 @@ def test_chat_and_bench_with_a_server(tmp_path: Path) -> None:
         for name in ("output", "request", "decode", "prefill"):
             assert found[f"{name}_throughput"] > 0
         assert found["p99_ttft_ms"] >= found["median_ttft_ms"] > 0
-        assert found.get("p95_itl_ms", 1) > 0  # none where all tokens came at once
+        assert found.get("p95_itl_ms", 0) >= 0  # 0, or none, where tokens came together
         # No run meets what one before it has left in the cache: each has a salt.
         assert found["prefix_cache_hit_rate"] < 0.4
     assert runs[0]["max_concurrent_requests"] <= 3
