@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from radix_runtime.cli.raw_client import RawClient, target_of
 from radix_runtime.cli.workload import Item
 from radix_runtime.errors import RequestError
 
+DONE = b"data: [DONE]\n\n"
 BODY = "".join(f'data: {{"n":{n},"text":"ü"}}\n\n' for n in range(3)).encode()
 
 
@@ -252,6 +254,17 @@ def test_what_goes_wrong_is_in_the_record() -> None:
     assert third.error is not None and third.error.startswith("unreachable: ")
     nobody = one("http://127.0.0.1:1").records[0]  # a port that nobody listens on
     assert nobody.error is not None and nobody.error.startswith("unreachable: ")
+
+
+def test_a_connection_that_was_closed_while_idle_is_not_used_again() -> None:
+    def answer(call: http.server.BaseHTTPRequestHandler) -> None:
+        call.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DONE) + DONE)
+        call.close_connection = True  # without saying so
+
+    with http_server(answer) as url:
+        job = replace(job_of(url, 2, concurrency=1), due=[0.0, 0.5])
+        report = run_load(job, processes=1, on_done=lambda done: None)
+    assert [record.error for record in report.records] == [None, None]
 
 
 def run_calls(url: str, *calls: tuple[str, str, Any]) -> list[tuple[int, bytes]]:

@@ -99,10 +99,18 @@ class _LoadClient:
             return record
 
     async def _exchange(self, call: bytes, record: Record) -> None:
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = self._idle_connection() or await self._connect()
         await connection.exchange(call, record)
         if connection.is_open:
             self._idle.append(connection)
+
+    def _idle_connection(self) -> "_Connection | None":
+        """One that the server has not closed meanwhile; None: there is none."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
 
     async def _connect(self) -> "_Connection":
         target = self._job.target

@@ -92,13 +92,11 @@ class RawClient:
         return await self._exchange(await self._connect(), request)
 
     async def _exchange(self, connection: "_Connection", request: bytes) -> tuple[int, bytes]:
-        answered = False
         try:
             answer = await connection.exchange(request)
-            answered = True
-        finally:
-            if not answered:
-                connection.close()
+        except BaseException:  # a cancelled call, too, leaves the rest of its answer behind
+            connection.close()
+            raise
         if connection.is_open:
             self._idle.append(connection)
         return answer
@@ -107,17 +105,16 @@ class RawClient:
         loop = asyncio.get_running_loop()
         target = self._target
         _, protocol = await loop.create_connection(
-            lambda: _Connection(self._idle), target.host, target.port, ssl=self._tls
+            _Connection, target.host, target.port, ssl=self._tls
         )
         return protocol
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, which carries one call at a time. It leaves `idle` when it is closed.
-    `has_answered`: a byte of the present call's answer has come."""
+    """One connection, which carries one call at a time. `has_answered`: a byte of the present
+    call's answer has come."""
 
-    def __init__(self, idle: list["_Connection"]) -> None:
-        self._pool = idle
+    def __init__(self) -> None:
         self.is_open = False
         self.has_answered = False
         self._answer = HttpAnswer()
@@ -126,11 +123,11 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, request: bytes) -> tuple[int, bytes]:
         """Sends a request; the status and the body of its answer."""
+        self.has_answered = False
         if not self.is_open:
             raise ConnectionResetError("the connection was closed")
         self._answer = HttpAnswer()
         self._parts = []
-        self.has_answered = False
         self._ended = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._ended
@@ -146,7 +143,6 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ended is None:  # bytes that nobody has asked for
-            self._leave_pool()
             self.close()
             return
         self.has_answered = True
@@ -161,7 +157,6 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         if self._ended is None:
-            self._leave_pool()
             return
         try:
             self._answer.end()
@@ -184,7 +179,3 @@ class _Connection(asyncio.Protocol):
         self.close()
         if ended is not None and not ended.done():
             ended.set_exception(error)
-
-    def _leave_pool(self) -> None:
-        if self in self._pool:
-            self._pool.remove(self)
