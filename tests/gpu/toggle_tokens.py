@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from radix_runtime import Engine, SamplingParams
-from tests.gpu.llama_tokens import wrong_ones
+from tests.gpu.llama_tokens import LLAMA, wrong_ones
 from tests.runtime.demo_tokens import differences
 
 LAYERS = 3
@@ -34,6 +34,7 @@ HEAD = 64
 VOCABULARY = 1024
 CONTEXT = 1024
 _COMMON: dict[str, Any] = {
+    **LLAMA,
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
     "num_hidden_layers": LAYERS,
@@ -42,12 +43,6 @@ _COMMON: dict[str, Any] = {
     "head_dim": HEAD,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": CONTEXT,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "torch_dtype": "float32",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},

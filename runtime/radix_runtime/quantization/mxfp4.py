@@ -114,7 +114,11 @@ class Mxfp4Config(QuantizationConfig):
 
     def names(self) -> Sequence[Rule]:
         """The experts of a layer are in one tensor, which has a dimension for the blocks."""
-        return (_Blocks(), _Scales())
+        sizes = ("experts", "outputs", "blocks")
+        return (
+            _ExpertTensor(kind="blocks", sizes=(*sizes, _BYTES), view=Flattened),
+            _ExpertTensor(kind="scales", sizes=sizes, view=_Exponents),
+        )
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
         if kind is not LayerKind.EXPERT or is_listed(name, self._ignored):
@@ -123,38 +127,34 @@ class Mxfp4Config(QuantizationConfig):
         return Mxfp4Method(storage) if self._target.is_cpu else WidenedMethod(storage)
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """The bytes of an output's blocks one after the other: [experts, outputs, inputs / 2]."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExpertTensor:
+    """The tensors `*_{kind}` of experts through a view. `sizes` names their dimensions; a number is
+    what one must have."""
+
+    kind: str
+    sizes: Sequence[str | int]
+    view: type[TensorView]
 
     def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
         """Rule.apply."""
-        if re.search(r"\.experts\.\w+_blocks$", name) is None:
+        if re.search(rf"\.experts\.\w+_{self.kind}$", name) is None:
             yield name, source
             return
         shape = source.get_shape()
-        if len(shape) != 4 or shape[-1] != _BYTES:
-            raise ValueError(f"has shape {shape}, expected [experts, outputs, blocks, {_BYTES}]")
-        yield name, Flattened(source)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """Exponents [experts, outputs, blocks] of which every weight is finite."""
-
-    def apply(self, name: str, source: TensorSource) -> Iterator[Named]:
-        """Rule.apply."""
-        if re.search(r"\.experts\.\w+_scales$", name) is None:
-            yield name, source
-            return
-        shape = source.get_shape()
-        if len(shape) != 3:
-            raise ValueError(f"has shape {shape}, expected [experts, outputs, blocks]")
-        yield name, _Exponents(source)
+        has_sizes = len(shape) == len(self.sizes) and all(
+            isinstance(size, str) or size == found
+            for size, found in zip(self.sizes, shape, strict=True)
+        )
+        if not has_sizes:
+            expected = ", ".join(map(str, self.sizes))
+            raise ValueError(f"has shape {shape}, expected [{expected}]")
+        yield name, self.view(source)
 
 
 class _Exponents(TensorView):
-    """The same, checked where it is read, so that an error can name the tensor of the file."""
+    """Exponents of which every weight is finite: checked where they are read, so that an error can
+    name the tensor of the file."""
 
     def get_shape(self) -> list[int]:
         return self._source.get_shape()
