@@ -1,7 +1,8 @@
-"""What nvidia-smi sees of the GPU while something runs."""
+"""What nvidia-smi sees of the first GPU that CUDA sees, while something runs."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ def watched_gpu() -> Iterator[dict[str, float]]:
     """Filled at the end of the block with means over it; empty where there is no nvidia-smi."""
     command = [
         "nvidia-smi",
-        "--id=0",
+        f"--id={_first_gpu()}",
         f"--query-gpu={','.join(_FIELDS)}",
         "--format=csv,noheader,nounits",
         "--loop-ms=200",
@@ -39,6 +40,11 @@ def watched_gpu() -> Iterator[dict[str, float]]:
                 seen[name] = statistics.mean(sample[index] for sample in samples)
 
 
+def _first_gpu() -> str:
+    """Of those that CUDA_VISIBLE_DEVICES names, by index or UUID, as `nvidia-smi --id` takes it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+
+
 def _numbers(line: str) -> list[float]:
     """The fields of a line; none of one that was cut short or says that it does not know."""
     try:
@@ -49,8 +55,9 @@ def _numbers(line: str) -> list[float]:
 
 
 def gpu_name() -> str | None:
-    """Name and driver of the first GPU; None where there is no nvidia-smi."""
-    command = ["nvidia-smi", "--id=0", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    """Name and driver of the first GPU that CUDA sees; None where there is no nvidia-smi."""
+    query = "--query-gpu=name,driver_version"
+    command = ["nvidia-smi", f"--id={_first_gpu()}", query, "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

@@ -15,8 +15,9 @@ from .moe_kernel import combine, product
 
 Align = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
-# Up to this many pairs a batch is not sorted: every product sees all of them as its rows.
-FEW_PAIRS = 64
+# Up to this many pairs a batch is not sorted: every product sees all of them as its rows. The
+# matrix unit has no fewer; with more, each expert's product would be as high as the whole batch.
+FEW_PAIRS = 16
 # Bytes of shared memory that a program may have.
 HOPPER_SHARED = 232448
 CDNA_SHARED = 65536
@@ -48,7 +49,7 @@ def choose_tiles(
     shorter to fit.
     """
     if pairs <= FEW_PAIRS:
-        rows = max(16, 1 << (pairs - 1).bit_length())
+        rows = FEW_PAIRS
     else:
         # Twice the mean, since tokens do not spread evenly.
         rows = next((m for m in (16, 32, 64) if 2 * pairs <= m * experts), 128)
@@ -187,7 +188,7 @@ def _sort_pairs(
 ) -> _Pairs:
     named = experts if expert_map is None else expert_map.shape[0]
     count = topk_ids.numel()
-    if count <= block_m and count <= FEW_PAIRS:
+    if count <= FEW_PAIRS:
         return _Pairs(
             topk_ids=topk_ids,
             expert_map=expert_map,
