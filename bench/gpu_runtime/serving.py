@@ -1,7 +1,7 @@
 """An engine behind HTTP: its server in a process, and loads from `radix bench serve`.
 
-The model's folder gets the tokenizer of the embedded demo model, so that servers that cannot do
-without one start; prompts are ids, and ids without a token give no text.
+The model's folder gets the tokenizer of the embedded demo model with a word more for each further
+id of its vocabulary: every token has text, without which a stream has no event for it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _CLIENTS = 4
 _VOCABULARY = 1000  # ids of prompts: every tokenizer has as many
 _RATE_SECONDS = 30.0  # how long requests come at a rate
 _POLL = 0.2
+_SPACE = "\u0120"  # as byte-level vocabularies write it
 _RADIX = {
     "max_rows": "max-running-requests",
     "chunk": "chunked-prefill-size",
@@ -85,9 +86,8 @@ class ServerProcess(Child):
         self._temporary = tempfile.TemporaryDirectory()
         model = Path(self._temporary.name) / folder.name
         shutil.copytree(folder, model)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(DEMO_MODEL_DIR / name, model)
         config = json.loads((folder / "config.json").read_text())
+        write_tokenizer(model, config["vocab_size"])
         self._vocabulary = min(_VOCABULARY, config["vocab_size"])
         self._port = _free_port()
         self._ready = "/ready" if arm.engine == "radix" else "/health"
@@ -169,6 +169,16 @@ class ServerProcess(Child):
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A tokenizer of so many tokens, each with a text of its own."""
+    shutil.copy(DEMO_MODEL_DIR / "tokenizer_config.json", folder)
+    tokenizer = json.loads((DEMO_MODEL_DIR / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for number in range(len(vocabulary), vocab_size):
+        vocabulary[f"{_SPACE}w{number}"] = number
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 def _command(arm: Arm, model: Path, sizes: EngineSizes) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from bench.gpu_runtime import serving
 from bench.gpu_runtime.contender import Arm, EngineSizes
@@ -105,6 +106,15 @@ def test_arms() -> None:
 @pytest.mark.parametrize("name", sorted(folder.name for folder in MODELS.iterdir()))
 def test_the_models_can_be_served(name: str) -> None:
     assert ModelConfig.from_dir(model_folder(name), "{}").dtype == "bfloat16"
+
+
+def test_every_token_of_a_served_model_has_a_text(tmp_path: Path) -> None:
+    serving.write_tokenizer(tmp_path, vocab_size=5000)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 5000
+    texts = {tokenizer.decode([1600, token]) for token in range(1600, 5000)}
+    assert len(texts) == 3400
+    assert tokenizer.decode([4998, 4999]) == " w4998 w4999"
 
 
 def test_the_works_over_http(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
