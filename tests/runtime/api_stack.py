@@ -70,7 +70,8 @@ def _fake_engine(args: ServerArgs, pages: int) -> FakeEngine:
 
 class Stack:
     """`delay`: seconds that each engine iteration takes. `with Stack() as s:` serves at `s.url`.
-    `monitored`: `monitor` measures every callback of the event loop."""
+    `monitored`: `monitor` measures every callback of the event loop, which `make_loop` makes; the
+    monitor knows asyncio's own only."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Stack:
         delay: float = 0.0,
         ready: bool = True,
         monitored: bool = False,
+        make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
         **settings: Any,
     ) -> None:
         self.args = ServerArgs(
@@ -103,7 +105,7 @@ class Stack:
         self.running.set()
         self._inbox = LocalChannel()
         self._connect()
-        self._loop = asyncio.new_event_loop()
+        self._loop = make_loop()
         self.monitor = LoopMonitor(self._loop)
         self._monitored = monitored
         self._threads = [

@@ -268,7 +268,7 @@ def test_headers_too_large(locked: Stack) -> None:
 
 
 def test_slow_body_is_dropped(locked: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radix_runtime.server.http_call.BODY_IDLE", 0.2)
+    monkeypatch.setattr("radix_runtime.server.incoming_body.BODY_IDLE", 0.2)
     status, body = raw(locked, post_head(locked, b"content-length: 100") + b"{")
     assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from radix_runtime.server import connection, http_call
+from radix_runtime.server import connection, incoming_body
 from tests.child import IMPORT_PATH
 from tests.runtime.api_stack import MODEL, Stack
 from tests.runtime.bad_requests import CHAT, good_request
@@ -119,7 +119,7 @@ def test_who_writes_all_before_reading_gets_the_answer(served: Stack, close: boo
 def test_a_refused_body_is_not_read_for_ever(
     served: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_call, "_LINGER", 0.5)
+    monkeypatch.setattr(incoming_body, "_LINGER", 0.5)
     with connect(served) as client:
         client.sendall(
             b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -135,8 +135,8 @@ def test_a_refused_body_is_not_read_for_ever(
 
 def test_a_whole_body_has_a_minute(served: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not keep it open."""
-    monkeypatch.setattr(http_call, "BODY_SECONDS", 0.5)
-    monkeypatch.setattr(http_call, "_LINGER", 0.1)
+    monkeypatch.setattr(incoming_body, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(incoming_body, "_LINGER", 0.1)
     with connect(served) as client:
         client.sendall(
             b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +120,22 @@ def test_a_large_body_does_not_hold_the_loop(stack: Stack, body: bytes, code: st
     response = post(stack, COMPLETIONS, body)
     assert (response.status_code, response.json()["error"]["code"]) == (400, code)
     assert len(response.content) < 1000
+    stack.monitor.check()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/nothing"], ids=["read", "dropped"])
+@held_every_time
+def test_many_chunks_of_a_byte_do_not_hold_the_loop(stack: Stack, path: str) -> None:
+    """Whole reads of them are parsed in one callback."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    head += "content-type: application/json\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=60) as client:
+        client.sendall(head.encode() + b"1\r\n \r\n" * 500_000 + b"0\r\n\r\n")
+        answer = b""
+        while more := client.recv(1 << 16):
+            answer += more
+    code = b"invalid_json" if path == COMPLETIONS else b"not_found"
+    assert code in answer
     stack.monitor.check()
 
 

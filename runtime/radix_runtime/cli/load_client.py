@@ -12,14 +12,15 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import uvloop
 
 from .figures import Record
-from .http_stream import EventReader, HttpAnswer
+from .http_stream import EventReader
 from .load_backends import Backend, StreamReader, error_text
 from .raw_client import Target
+from .raw_connection import Ending, RawConnection
 from .workload import Item
 
 _CONNECT_SECONDS = 30
@@ -73,7 +74,7 @@ class _LoadClient:
         self._job = job
         self._calls = calls
         self._start = start
-        self._idle: list[_Connection] = []
+        self._idle: list[RawConnection] = []
         self._slots = asyncio.Semaphore(job.concurrency or max(1, len(job.items)))
         self._tls = ssl.create_default_context() if job.target.is_tls else None
 
@@ -100,11 +101,12 @@ class _LoadClient:
 
     async def _exchange(self, call: bytes, record: Record) -> None:
         connection = self._idle_connection() or await self._connect()
-        await connection.exchange(call, record)
+        reader = _AnswerReader(self._job.backend, record)
+        reader.finish(await connection.exchange(call, reader.take))
         if connection.is_open:
             self._idle.append(connection)
 
-    def _idle_connection(self) -> "_Connection | None":
+    def _idle_connection(self) -> RawConnection | None:
         """One that the server has not closed meanwhile; None: there is none."""
         while self._idle:
             connection = self._idle.pop()
@@ -112,100 +114,44 @@ class _LoadClient:
                 return connection
         return None
 
-    async def _connect(self) -> "_Connection":
+    async def _connect(self) -> RawConnection:
         target = self._job.target
         opening = asyncio.get_running_loop().create_connection(
-            lambda: _Connection(self._job.backend), target.host, target.port, ssl=self._tls
+            RawConnection, target.host, target.port, ssl=self._tls
         )
         _, connection = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return connection
 
 
-class _Connection(asyncio.Protocol):
-    """A connection on which one answer after the other is read."""
+class _AnswerReader:
+    """Fills the record of one request with its answer, piece by piece."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.is_open = False
-        self._backend = backend
-        self._transport: asyncio.Transport
-        self._answer = HttpAnswer()
-        self._events = EventReader()
-        self._error_body = b""
-        self._record: Record | None = None
-        self._reader: StreamReader
-        self._ended: asyncio.Future[None]
-
-    async def exchange(self, call: bytes, record: Record) -> None:
-        """Sends a request and fills the record with its answer. Raises OSError, ValueError."""
-        self._answer = HttpAnswer()
-        self._events = EventReader()
-        self._error_body = b""
+    def __init__(self, backend: Backend, record: Record) -> None:
         self._record = record
-        self._reader = StreamReader(self._backend, record)
-        self._ended = asyncio.get_running_loop().create_future()
-        self._transport.write(call)
-        await self._ended
+        self._events = EventReader()
+        self._reader = StreamReader(backend, record)
+        self._error_body = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if self._record is None:  # bytes that nobody has asked for
-            self._close()
-            return
-        try:
-            body = self._answer.feed(data)
-        except ValueError as error:
-            self._fail(error)
-            return
-        if self._answer.status == 200:
-            if body:
-                self._reader.take(self._events.feed(body), now)
+    def take(self, status: int, piece: bytes, now: float) -> None:
+        """Some bytes of the body, which came at `now`."""
+        if status == 200:
+            self._reader.take(self._events.feed(piece), now)
         else:
-            self._error_body += body
-        if self._answer.is_complete:
-            self._finish(now)
+            self._error_body += piece
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        if self._record is None:
-            return
-        try:
-            self._answer.end()
-        except ValueError as broken:
-            self._fail(error or broken)
-            return
-        self._finish(time.perf_counter())
-
-    def _finish(self, now: float) -> None:
-        record = self._record
-        assert record is not None
-        self._record = None
-        record.end = now
-        if self._answer.status == 200:
+    def finish(self, ending: Ending) -> None:
+        """The answer has ended, which is the end of the request."""
+        self._record.end = ending.time
+        if ending.status == 200:
             self._reader.finish()
         else:
-            record.error = self._refusal()
-        if not self._answer.keeps_alive:
-            self._close()
-        self._ended.set_result(None)
+            self._record.error = self._refusal(ending.status)
 
-    def _refusal(self) -> str:
+    def _refusal(self, status: int) -> str:
         try:
             return error_text(json.loads(self._error_body))
         except ValueError:  # not of this server, but of something before it
-            return f"unknown: the server answered with status {self._answer.status}"
-
-    def _fail(self, error: Exception) -> None:
-        self._record = None
-        self._close()
-        self._ended.set_exception(error)
-
-    def _close(self) -> None:
-        self.is_open = False
-        self._transport.close()
+            return f"unknown: the server answered with status {status}"
 
 
 def split(job: Job, parts: int) -> list[Job]:

@@ -4,11 +4,11 @@ import asyncio
 import json
 import ssl
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import RequestError
-from .http_stream import HttpAnswer
+from .raw_connection import RawConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RawClient:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._idle: list[_Connection] = []
+        self._idle: list[RawConnection] = []
         self._tls = ssl.create_default_context() if target.is_tls else None
 
     async def call(
@@ -91,91 +91,25 @@ class RawClient:
                 # The server has closed what was idle for long while this was on its way.
         return await self._exchange(await self._connect(), request)
 
-    async def _exchange(self, connection: "_Connection", request: bytes) -> tuple[int, bytes]:
+    async def _exchange(self, connection: RawConnection, request: bytes) -> tuple[int, bytes]:
+        parts: list[bytes] = []
+
+        def take(status: int, piece: bytes, now: float) -> None:
+            parts.append(piece)
+
         try:
-            answer = await connection.exchange(request)
+            ending = await connection.exchange(request, take)
         except BaseException:  # a cancelled call, too, leaves the rest of its answer behind
             connection.close()
             raise
         if connection.is_open:
             self._idle.append(connection)
-        return answer
+        return ending.status, b"".join(parts)
 
-    async def _connect(self) -> "_Connection":
+    async def _connect(self) -> RawConnection:
         loop = asyncio.get_running_loop()
         target = self._target
         _, protocol = await loop.create_connection(
-            _Connection, target.host, target.port, ssl=self._tls
+            RawConnection, target.host, target.port, ssl=self._tls
         )
         return protocol
-
-
-class _Connection(asyncio.Protocol):
-    """One connection, which carries one call at a time. `has_answered`: a byte of the present
-    call's answer has come."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self.has_answered = False
-        self._answer = HttpAnswer()
-        self._parts: list[bytes] = []
-        self._ended: asyncio.Future[tuple[int, bytes]] | None = None
-
-    async def exchange(self, request: bytes) -> tuple[int, bytes]:
-        """Sends a request; the status and the body of its answer."""
-        self.has_answered = False
-        if not self.is_open:
-            raise ConnectionResetError("the connection was closed")
-        self._answer = HttpAnswer()
-        self._parts = []
-        self._ended = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._ended
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self.is_open = False
-        self._transport.close()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        if self._ended is None:  # bytes that nobody has asked for
-            self.close()
-            return
-        self.has_answered = True
-        try:
-            self._parts.append(self._answer.feed(data))
-        except ValueError as error:
-            self._fail(error)
-            return
-        if self._answer.is_complete:
-            self._finish()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        if self._ended is None:
-            return
-        try:
-            self._answer.end()
-        except ValueError as broken:
-            self._fail(error or ConnectionResetError(str(broken)))
-            return
-        self._finish()
-
-    def _finish(self) -> None:
-        ended = self._ended
-        self._ended = None
-        if not self._answer.keeps_alive:
-            self.close()
-        if ended is not None and not ended.done():
-            ended.set_result((self._answer.status, b"".join(self._parts)))
-
-    def _fail(self, error: Exception) -> None:
-        ended = self._ended
-        self._ended = None
-        self.close()
-        if ended is not None and not ended.done():
-            ended.set_exception(error)

@@ -26,6 +26,7 @@ from .gate import Gate
 from .http_call import MESSAGES_PATH, error_response
 from .openai_chat import chat
 from .openai_completions import completions
+from .pace import Turns
 from .responses import responses
 from .sglang_api import abort_request, generate
 from .shared_listener import SharingServer
@@ -252,7 +253,7 @@ def http_server(app: ASGIApp, max_connections: int, numbers: SharedNumbers) -> u
     """The server that runs `app`; `numbers` are those of all processes that share its socket. It
     logs errors only: what is below would repeat the supervisor's lines or tell of clients'
     mistakes, which get their answer."""
-    protocol = partial(Connection, max_connections=max_connections, numbers=numbers)
+    protocol = partial(Connection, max_connections=max_connections, numbers=numbers, turns=Turns())
     config = uvicorn.Config(
         app,
         http=protocol,  # type: ignore[arg-type]

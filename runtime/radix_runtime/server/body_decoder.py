@@ -61,9 +61,7 @@ class BodyDecoder:
     ) -> tuple[B, list[str]]:
         """The body and its warnings; arguments as of `decode_body`. Raises RequestError: 400, or
         503 where the machine is too busy to decode it in time; HelperDied."""
-        # Whatever is too much at the beginning of a body is too much of the whole.
-        shape = check_shape(data[:INLINE_BYTES])
-        if len(data) <= INLINE_BYTES and shape.parts <= INLINE_PARTS:
+        if len(data) <= INLINE_BYTES and check_shape(data).parts <= INLINE_PARTS:
             return decode_checked(kind, data, lenient, defaults)
         job = Job(kind=kind.__name__, lenient=lenient, defaults=dict(defaults))
         loop = asyncio.get_running_loop()

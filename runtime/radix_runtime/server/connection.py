@@ -9,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ..errors import RequestError
 from .chunk_writer import CHUNKS, ChunkWriter
 from .http_call import error_body, error_headers
+from .incoming_body import CYCLE
+from .pace import FREE_BYTES, PacedFlow, Turns
 from .shared_numbers import CONNECTIONS, SharedNumbers
 
 HEADER_SECONDS = 10.0  # until the headers of a request must be there
@@ -22,15 +24,19 @@ class Connection(HttpToolsProtocol):
     Beside what uvicorn does: there are at most `max_connections` in all API processes, which tell
     each other in `numbers`; headers are bounded in time and size; and what the parser refuses, or
     is refused here, is answered with the error object. The answer is not lost to a reset, because
-    the client's bytes are read on for a moment.
+    the client's bytes are read on for a moment. Large bodies are read in `turns`.
     """
 
+    flow: PacedFlow
+
     def __init__(
-        self, *args: Any, max_connections: int, numbers: SharedNumbers, **options: Any
+        self, *args: Any, max_connections: int, numbers: SharedNumbers, turns: Turns, **options: Any
     ) -> None:
         super().__init__(*args, **options)
         self._max_connections = max_connections
         self._numbers = numbers
+        self._turns = turns
+        self._body_bytes = 0  # of the request's body so far
         self._in_headers = False
         self._header_bytes = 0
         self._patience: asyncio.TimerHandle | None = None  # until the headers must have come
@@ -39,6 +45,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
+        self.flow = PacedFlow(transport, self._turns)
         count = len(self.connections)
         self._numbers.publish(CONNECTIONS, count)
         if count + self._numbers.elsewhere(CONNECTIONS) > self._max_connections:
@@ -56,10 +63,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
         if self._is_refused:
+            self.flow.pause_until_turn()
+            self.flow.resume_reading()
             return
         super().data_received(data)
         if not self._in_headers:
             self._stop_waiting()
+            self._pace(len(data))
             return
         self._header_bytes += len(data)
         if self._header_bytes > _MAX_HEADER_BYTES:
@@ -67,6 +77,15 @@ class Connection(HttpToolsProtocol):
             self._refuse(RequestError(status=431, code="headers_too_large", message=text))
         elif self._patience is None:
             self._patience = self.loop.call_later(HEADER_SECONDS, self._headers_late)
+
+    def _pace(self, size: int) -> None:
+        """Has the body of a request, of which so many bytes have come, wait for its turn if it is a
+        large one."""
+        if self.cycle is None or not self.cycle.more_body:
+            return
+        self._body_bytes += size
+        if self._body_bytes > FREE_BYTES:
+            self.flow.pause_until_turn()  # until the application asks for more
 
     def on_message_begin(self) -> None:
         """The parser has found the first byte of a request."""
@@ -81,7 +100,10 @@ class Connection(HttpToolsProtocol):
             raise ValueError("the target of a request must be a path")
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # else an upgrade is refused
-            cast(dict[str, Any], self.scope)[CHUNKS] = ChunkWriter(self.cycle)
+            scope = cast(dict[str, Any], self.scope)
+            scope[CYCLE] = self.cycle
+            scope[CHUNKS] = ChunkWriter(self.cycle)
+            self._body_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
         """The parser cannot make a request of what came."""

@@ -73,7 +73,7 @@ class Endpoint:
 
     async def _read(self, call: HttpCall) -> bytes:
         limit = call.manager.args.max_body_size
-        data = await call.read_body(min(limit, self.most_bytes or limit))
+        data = await call.incoming.read(min(limit, self.most_bytes or limit))
         if self.watch:
             call.manager.require_ready()
         return data

@@ -5,12 +5,10 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
-import anyio
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,16 +17,14 @@ from .admission import Place
 from .auth import Caller
 from .body_decoder import BodyDecoder
 from .chunk_writer import CHUNKS, ChunkWriter
+from .incoming_body import CYCLE, IncomingBody
 from .json_pieces import json_pieces, to_json
 from .tokenizer_manager import TokenizerManager
 
-BODY_IDLE = 10.0  # seconds without a byte of the body
-BODY_SECONDS = 60.0  # for all of it
-_LINGER = 10.0  # seconds that the rest of a refused call's body is read, and
-_LINGER_IDLE = 1.0  # that no byte of it may come
 _MAX_HEADER_BYTES = 64 << 10
 _MAX_HEADERS = 100
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's own that is kept
+_CLOSE = (b"connection", b"close")
 _EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -136,9 +132,9 @@ class HttpCall(Request):
 
     `id` is the client's x-request-id or a new one. `started`: time.perf_counter(). `route` names
     the endpoint in metrics; "" until the call has reached one. `caller`: who it is. `warnings` go
-    back with the answer. `status`: what was sent; 0: nothing so far. `place`: what it holds of the
-    queue, if it generates. `chunks` writes events at once while no `write` is under way, once the
-    first has gone out; None where the server has no such way."""
+    back with the answer. `status`: what was sent; 0: nothing so far. `incoming`: its body. `place`:
+    what it holds of the queue, if it generates. `chunks` writes events at once while no `write` is
+    under way, once the first has gone out; None where the server has no such way."""
 
     def __init__(
         self,
@@ -160,20 +156,27 @@ class HttpCall(Request):
         self.place: Place | None = None
         self.chunks: ChunkWriter | None = None
         self._streaming = False
-        self._body_ended = False
+        self.incoming = IncomingBody(headers=self.headers, receive=receive, cycle=scope[CYCLE])
         given = self.headers.get("x-request-id", "")
         self.id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
     # The answer ---------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """The ASGI `send` of everything below: adds x-request-id and notes the status."""
+        """The ASGI `send` of everything below: adds x-request-id and notes the status. An answer
+        ends when the body of the request has been read or given up."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message["headers"], (b"x-request-id", self.id.encode())]
-            if self.manager.drain.refuses:  # the next request is for another server
-                headers.append((b"connection", b"close"))
+            # While it drains, the next request is for another server.
+            is_last = self.manager.drain.refuses or self.incoming.ends_connection
+            if is_last and _CLOSE not in headers:
+                headers.append(_CLOSE)
             message["headers"] = headers
+        elif not message.get("more_body", False) and self.incoming.has_rest:
+            await self._send({**message, "more_body": True})
+            await self.incoming.drop_rest()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
     async def respond(self, response: Response) -> None:
@@ -238,40 +241,10 @@ class HttpCall(Request):
         """Answers with the error object; after the first event as an event, and no [DONE]."""
         path = self.scope["path"]
         if self.status == 0:
-            await self._refuse(error, path)
+            await self.respond(error_response(error, path))
         elif self._streaming:
             name = b"event: error\n" if path.startswith(MESSAGES_PATH) else b""
             await self.write(name + event(error_object(error, path)), last=True)
-
-    async def _refuse(self, error: RequestError, path: str) -> None:
-        """Answers with an error. What has not come of the body is read and dropped for a while:
-        many clients write all of it before they read, and would find the connection reset."""
-        response = error_response(error, path)
-        start = {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": response.raw_headers,
-        }
-        await self.send(start)
-        has_more = self._expects_body()
-        await self.send(
-            {"type": "http.response.body", "body": response.body, "more_body": has_more}
-        )
-        if has_more:
-            with suppress(TimeoutError, ClientDisconnect):
-                await self._drop_body()
-            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _expects_body(self) -> bool:
-        """Whether something of the body may not have been read."""
-        if self._body_ended:
-            return False
-        return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
-
-    async def _drop_body(self) -> None:
-        end = time.monotonic() + _LINGER
-        while not self._body_ended:
-            await self._next_part(min(_LINGER_IDLE, end - time.monotonic()))
 
     # What the client sent -----------------------------------------------------------------
 
@@ -292,51 +265,3 @@ class HttpCall(Request):
                 code="unsupported_upgrade",
                 message="this server takes no WebSocket connections",
             )
-
-    async def read_body(self, limit: int) -> bytes:
-        """A JSON body of at most `limit` bytes. Raises RequestError 413, 415 or 408,
-        ClientDisconnect."""
-        # The parser has refused what is no number.
-        if int(self.headers.get("content-length", 0)) > limit:
-            raise _too_large(limit)
-        self._check_content_type()
-        body = bytearray()
-        end = time.monotonic() + BODY_SECONDS
-        try:
-            while not self._body_ended:
-                body += await self._next_part(min(BODY_IDLE, end - time.monotonic()))
-                if len(body) > limit:
-                    raise _too_large(limit)
-        except TimeoutError:
-            raise RequestError(
-                status=408, code="request_timeout", message="the body did not arrive"
-            ) from None
-        return bytes(body)
-
-    async def _next_part(self, seconds: float) -> bytes:
-        """What comes next of the body; b"" at its end too. Raises TimeoutError,
-        ClientDisconnect."""
-        with anyio.fail_after(seconds):
-            message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        self._body_ended = not message.get("more_body", False)
-        part: bytes = message.get("body", b"")
-        return part
-
-    def _check_content_type(self) -> None:
-        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
-            raise _unsupported("the content type must be application/json")
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise _unsupported("Content-Encoding: a body must not be compressed")
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(
-        status=413, code="request_too_large", message=f"the body may have {limit} bytes"
-    )
-
-
-def _unsupported(message: str) -> RequestError:
-    return RequestError(status=415, code="unsupported_media_type", message=message)
