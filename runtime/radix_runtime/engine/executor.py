@@ -11,7 +11,7 @@ import torch
 from .. import ops
 from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
-from ..device import Device, Span
+from ..device import Device, OutOfMemory, Span
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
@@ -26,6 +26,7 @@ from ..step_plan import (
 from .commands import CommandReply, execute, texts
 from .deferred_stream import DeferredStream
 from .masks import check_masks
+from .memory_advice import Stage, no_memory
 from .model_runner import ModelRunner
 from .worker_group import WorkerGroup
 
@@ -69,6 +70,7 @@ class LocalExecutor:
     ) -> None:
         device = Device.resolve(args.device)
         ops.check_device(device.kind)
+        self._args = args
         self._device = device
         self._communicator = communicator or Communicator()
         self._stream = DeferredStream(device.stream(self._check))
@@ -157,8 +159,14 @@ class LocalExecutor:
             raise self._died_of(error) from error
 
     def _died_of(self, error: BaseException) -> EngineDeadError:
-        self.failure = self.failure or f"a step failed: {type(error).__name__}: {error}"
+        self.failure = self.failure or f"a step failed: {self._reason(error)}"
         return EngineDeadError(self.failure)
+
+    def _reason(self, error: BaseException) -> str:
+        failed_allocation = OutOfMemory.of(error)
+        if failed_allocation is not None:
+            return no_memory(self._args, self._device, Stage.SERVING, failed_allocation)
+        return f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         """Executor.close."""
@@ -208,6 +216,7 @@ class TPExecutor(LocalExecutor):
 
     def launch(self, plan: StepPlan, masks: StepMasks | None = None) -> Future[StepResult]:
         """Executor.launch."""
+        plan.has_masks = masks is not None
         self._publish(plan)
         return super().launch(plan, masks)
 

@@ -159,13 +159,21 @@ class DecoderForCausalLM(CausalLM):
         self, hidden: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         logits = self.head.logits(hidden, out)
-        if logits is None:
-            return None
+        return None if logits is None else self._scale(logits)
+
+    def _scale(self, logits: torch.Tensor) -> torch.Tensor:
+        """Products of the head -> logits, in place."""
         if self._logit_multiplier != 1:
             logits.mul_(self._logit_multiplier)
         if self._logit_softcap is not None:
             logits.div_(self._logit_softcap).tanh_().mul_(self._logit_softcap)
         return logits
+
+    def vocabulary_shard(self) -> range | None:
+        return self.head.shard
+
+    def shard_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._scale(self.head.shard_logits(hidden))
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
         if self._logit_multiplier != 1 or self._logit_softcap is not None:
