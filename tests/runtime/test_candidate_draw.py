@@ -54,10 +54,10 @@ def test_which_rows_are_drawn_from_candidates(
 ) -> None:
     settings = DrawSettings(3, vocab_size=1000, device=CPU, max_samples=4)
     settings.admit(row(1, SamplingParams(**params), **more))
-    assert settings.are_listed(np.array([0, 2], np.int32))
-    assert settings.are_listed(np.array([0, 1], np.int32)) == listed
+    assert settings.listed.are_listed(np.array([0, 2], np.int32))
+    assert settings.listed.are_listed(np.array([0, 1], np.int32)) == listed
     settings.admit(row(1, SamplingParams(temperature=0)))
-    assert settings.are_listed(np.array([0, 1], np.int32))
+    assert settings.listed.are_listed(np.array([0, 1], np.int32))
 
 
 def mixed(seed: int) -> list[SamplingParams]:

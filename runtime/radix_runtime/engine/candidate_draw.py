@@ -49,7 +49,7 @@ class CandidateDraw:
     def begin(self, plan: StepPlan, rows: np.ndarray) -> bool:
         """Whether the step of `plan`, whose samples have these rows, is drawn from candidates: the
         same on every rank. If so, their settings become those of the calls to come."""
-        if plan.has_masks or len(rows) == 0 or not self._settings.are_listed(rows):
+        if plan.has_masks or len(rows) == 0 or not self._settings.listed.are_listed(rows):
             return False
         self._settings.fill(rows)
         return True

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ..device import Device, OutOfMemory
+from ..distributed import CommunicatorAborted
 from ..errors import ConfigError
 from ..step_plan import StepPlan
 from .padded_steps import PaddedSteps
@@ -54,6 +55,8 @@ class Capture:
             for plan in plans:
                 self._state.reset(committed_len=int(plan.kv_len[0]) - 1)
                 self._run(plan)
+        except CommunicatorAborted:  # another rank says what it could not do
+            raise
         except (RuntimeError, NotImplementedError) as error:
             if OutOfMemory.of(error) is not None:
                 raise

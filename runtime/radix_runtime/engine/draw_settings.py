@@ -11,7 +11,7 @@ from ..step_plan import RowSampling
 
 CANDIDATES = 256  # that a rank lists of its part of the vocabulary
 
-# One record a row. `listed`: candidates are enough to draw from.
+# One record a row.
 _ROW = np.dtype(
     [
         ("temperature", np.float32),
@@ -19,7 +19,6 @@ _ROW = np.dtype(
         ("top_p", np.float32),
         ("min_p", np.float32),
         ("seed", np.int64),
-        ("listed", np.bool_),
     ]
 )
 
@@ -64,6 +63,26 @@ class _DrawColumns:
         )
 
 
+class ListedRows:
+    """Which of `max_rows` rows can be drawn from the candidates that each rank lists."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._listed = np.ones(max_rows, np.bool_)
+        self._last: tuple[bytes, bool] | None = None  # rows, and what `are_listed` says of them
+
+    def admit(self, state: RowSampling) -> None:
+        """Replaces what is known of `state.row`."""
+        self._listed[state.row] = not needs_all_logits(state) and _is_bounded(state)
+        self._last = None
+
+    def are_listed(self, rows: np.ndarray) -> bool:
+        """Whether candidates are enough for each sample of these rows, int32 [S]."""
+        key = rows.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = (key, bool(self._listed[rows].all()))
+        return self._last[1]
+
+
 class DrawSettings:
     """Those of `max_rows` rows, for steps of at most `max_samples` samples. Used by one thread, on
     the engine's stream. `rows`, int32 [S] on the host, is the request-table row of each sample."""
@@ -73,10 +92,9 @@ class DrawSettings:
     ) -> None:
         self._vocab_size = vocab_size
         self._rows = np.zeros(max_rows, _ROW)
-        self._rows["listed"] = True
         self._columns = _DrawColumns(max_samples, device)
         self._filled: bytes | None = None  # the rows whose settings the columns are
-        self._listed: tuple[bytes, bool] | None = None  # rows, and what `are_listed` says of them
+        self.listed = ListedRows(max_rows)
 
     def admit(self, state: RowSampling) -> None:
         """Replaces the settings of `state.row`."""
@@ -87,9 +105,8 @@ class DrawSettings:
         row["top_p"] = params.top_p
         row["min_p"] = params.min_p
         row["seed"] = state.seed
-        row["listed"] = not needs_all_logits(state) and _is_bounded(state)
+        self.listed.admit(state)
         self._filled = None
-        self._listed = None
 
     def fill(self, rows: np.ndarray) -> None:
         """Makes the settings of these rows those that `columns` gives."""
@@ -104,13 +121,6 @@ class DrawSettings:
         """temperature float32, top_k int32, top_p and min_p float32, seed int64, each [count], at
         fixed addresses. Of samples beyond those of the last `fill` they are 0."""
         return self._columns.first(count)
-
-    def are_listed(self, rows: np.ndarray) -> bool:
-        """Whether the candidates that each rank lists are enough to draw for all of these rows."""
-        key = rows.tobytes()
-        if self._listed is None or self._listed[0] != key:
-            self._listed = (key, bool(self._rows["listed"][rows].all()))
-        return self._listed[1]
 
 
 def needs_all_logits(state: RowSampling) -> bool:

@@ -11,7 +11,7 @@ import torch
 from .. import ops
 from ..cache_spec import ONLY_FULL_PAGES
 from ..config import ServerArgs
-from ..device import Device, OutOfMemory, Span
+from ..device import Device, Span
 from ..distributed import Communicator, connect, core_share
 from ..errors import ConfigError, EngineCommandError, EngineDeadError, MaskError
 from ..model_config import ModelConfig
@@ -21,12 +21,12 @@ from ..step_plan import (
     StepMasks,
     StepPlan,
     StepResult,
-    serialize_plan,
 )
+from .agreement import StepSeal, check_agreement, shared_facts
 from .commands import CommandReply, execute, texts
 from .deferred_stream import DeferredStream
 from .masks import check_masks
-from .memory_advice import Stage, no_memory
+from .memory_advice import step_failure
 from .model_runner import ModelRunner
 from .worker_group import WorkerGroup
 
@@ -57,7 +57,9 @@ def build_rank(
         ops.set_num_threads(threads)
         torch.set_num_threads(threads)
     communicator.open(device)
-    return ModelRunner(args, config, device=device, communicator=communicator)
+    runner = ModelRunner(args, config, device=device, communicator=communicator)
+    check_agreement(shared_facts(runner), communicator, device.torch_device)
+    return runner
 
 
 class LocalExecutor:
@@ -159,14 +161,11 @@ class LocalExecutor:
             raise self._died_of(error) from error
 
     def _died_of(self, error: BaseException) -> EngineDeadError:
-        self.failure = self.failure or f"a step failed: {self._reason(error)}"
+        self.failure = self.failure or f"a step failed: {self._why(error)}"
         return EngineDeadError(self.failure)
 
-    def _reason(self, error: BaseException) -> str:
-        failed_allocation = OutOfMemory.of(error)
-        if failed_allocation is not None:
-            return no_memory(self._args, self._device, Stage.SERVING, failed_allocation)
-        return f"{type(error).__name__}: {error}"
+    def _why(self, error: BaseException) -> str:
+        return step_failure(self._args, self._device, error)
 
     def close(self) -> None:
         """Executor.close."""
@@ -196,11 +195,13 @@ class TPExecutor(LocalExecutor):
         self._group.watch(self._worker_died)
         try:
             super().__init__(args, config, self._communicator)
+            self._seal = StepSeal(self.runner, rank=0)
         except BaseException as error:
             self._await_news(error)
             self.close()
             if self.failure and not isinstance(error, ConfigError):
-                raise EngineDeadError(self.failure) from error
+                kind = ConfigError if self._group.is_config_error else EngineDeadError
+                raise kind(self.failure) from error
             raise
 
     @property
@@ -228,7 +229,7 @@ class TPExecutor(LocalExecutor):
     def _publish(self, work: StepPlan | EngineCommand) -> None:
         if self.failure is None:
             try:
-                self._group.ring.publish(serialize_plan(work))
+                self._group.ring.publish(self._seal.close(work))
             except EngineDeadError as error:
                 raise self._died_of(error) from error
 

@@ -31,6 +31,14 @@ def no_memory(args: ServerArgs, device: Device, stage: Stage, error: OutOfMemory
     )
 
 
+def step_failure(args: ServerArgs, device: Device, error: BaseException) -> str:
+    """Why a step failed with `error`, on one line."""
+    failed_allocation = OutOfMemory.of(error)
+    if failed_allocation is not None:
+        return no_memory(args, device, Stage.SERVING, failed_allocation)
+    return f"{type(error).__name__}: {error}"
+
+
 def _remedies(args: ServerArgs, device: Device, stage: Stage, error: OutOfMemory) -> list[str]:
     chunk = f"lower --chunked-prefill-size (now {args.step_tokens})"
     rows = f"lower --max-running-requests (now {args.running_limit})"

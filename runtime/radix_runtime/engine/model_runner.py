@@ -145,9 +145,9 @@ class ModelRunner:
         self._sampler = Sampler(**limits) if self._comm.rank == 0 else None
         settings = DrawSettings(**limits) if self._sampler is None else self._sampler.settings
         self._admit = settings.admit if self._sampler is None else self._sampler.admit
-        self._candidates: CandidateDraw | None = None
+        self.candidates: CandidateDraw | None = None
         if self.lists_candidates():
-            self._candidates = CandidateDraw(
+            self.candidates = CandidateDraw(
                 self.model,
                 vocab_size=self.config.vocab_size,
                 communicator=self._comm,
@@ -161,7 +161,7 @@ class ModelRunner:
 
     def _set_up_graphs(self, args: ServerArgs) -> None:
         """Whether steps are padded, to what, and whether graphs of them are captured."""
-        self._shapes: StepShapes | None = None
+        self.shapes: StepShapes | None = None
         self._recorder: GraphRecorder | None = None
         self._padded: PaddedSteps | None = None
         if not self.pads_steps(args):
@@ -169,14 +169,14 @@ class ModelRunner:
         num_parameters = weight_bytes(self.model) // self._dtype.itemsize
         # What is expanded of latents is as large as the chunks' rows are long.
         with_chunks = not self.config.spec.keeps_latents
-        self._shapes = choose_shapes(
+        self.shapes = choose_shapes(
             args,
             num_parameters,
             most_tokens=min(self._most_tokens(args), self._max_batch * self.max_context),
             with_chunks=with_chunks,
         )
         self._buffers = StepBuffers.empty(
-            self._shapes,
+            self.shapes,
             hidden_size=self.config.spec.hidden_size,
             vocab_size=self.config.vocab_size,
             dtype=self._dtype,
@@ -189,7 +189,7 @@ class ModelRunner:
 
     def _record_ranks(self) -> int:
         """Of how many ranks this one gets the candidates."""
-        return 0 if self._candidates is None or self._sampler is None else self._candidates.ranks
+        return 0 if self.candidates is None or self._sampler is None else self.candidates.ranks
 
     def pads_steps(self, args: ServerArgs) -> bool:
         """Whether steps are padded to few shapes. On the CPU no bit depends on the shape, and there
@@ -272,7 +272,7 @@ class ModelRunner:
             max_context=self.max_context,
             max_samples=self.max_samples,
             expands_decode=self.backend.expands_decode,
-            fixed_width=self._shapes is not None,
+            fixed_width=self.shapes is not None,
         )
         self._plain = PlainSteps(
             self.model,
@@ -280,18 +280,18 @@ class ModelRunner:
             state=self._state,
             sampler=self._sampler,
             communicator=self._comm,
-            candidates=self._candidates,
+            candidates=self.candidates,
             logits=self._logits,
         )
-        if self._shapes is not None:
+        if self.shapes is not None:
             self._padded = PaddedSteps(
-                self._shapes,
+                self.shapes,
                 self.model,
                 batch=self.batch,
                 state=self._state,
                 sampler=self._sampler,
                 communicator=self._comm,
-                candidates=self._candidates,
+                candidates=self.candidates,
                 buffers=self._buffers,
                 recorder=self._recorder,
             )
@@ -317,7 +317,7 @@ class ModelRunner:
         for state in plan.new_rows:
             self._admit(state)
         rows = np.repeat(plan.rows, plan.num_samples)
-        by_candidates = self._candidates is not None and self._candidates.begin(plan, rows)
+        by_candidates = self.candidates is not None and self.candidates.begin(plan, rows)
         shape = None if self._padded is None else self._padded.shapes.of(plan)
         self.batch.upload(plan, shape)
         self.backend.plan(self.batch)
