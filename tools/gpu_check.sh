@@ -97,7 +97,7 @@ wait
 stage far-apart 300 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{far_apart,page_first}.py
 if [[ $device == cuda ]]; then
   stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py
-  stage ranks 400 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2
+  stage ranks 900 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2
 fi
 for family in ${BENCH:-pointwise linear gemm moe attention sampling}; do
   stage "bench-$family" 150 "${cuda[@]}" -m bench.kernels "$family" --backend "$device" --peers \

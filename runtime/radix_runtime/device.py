@@ -20,6 +20,9 @@ from .errors import ConfigError
 
 T = TypeVar("T")
 
+# What allocators count in.
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
 
 class Memory(NamedTuple):
     """Bytes of a GPU or of the host; on the host both respect the limits of the cgroup."""
@@ -34,6 +37,12 @@ class OutOfMemory:
     get ("Tried to allocate 9 GiB"), or "" where it did not say."""
 
     wanted: str
+
+    @property
+    def size(self) -> int:
+        """The bytes of `wanted`; 0 where it does not say."""
+        said = re.search(r"([\d.]+) (\w+)$", self.wanted)
+        return int(float(said[1]) * _UNITS.get(said[2], 0)) if said else 0
 
     @classmethod
     def of(cls, error: BaseException) -> OutOfMemory | None:

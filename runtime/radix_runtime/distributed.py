@@ -24,6 +24,9 @@ _TIMEOUT = 60.0
 # What one launch of a collective moves at most.
 _SEGMENT_BYTES = 4 << 20  # of hosts
 _PEER_BYTES = 8 << 20  # of GPUs
+# Rows that the all-reduce with the norm takes: at most so many bytes, in multiples of so many.
+_NORM_ROW_BYTES = 32 << 10
+_NORM_ROW_STEP = 16
 # The CPUs of this process, or fewer under a cgroup's limit: asked before the runtime sets a number.
 _DEFAULT_THREADS = ops.get_num_threads()
 # Bytes of an all-reduce from which NCCL is faster, by ranks: docs/kernels/all_reduce.md.
@@ -44,6 +47,21 @@ class Communicator:
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums a contiguous tensor over the ranks, in place; returns `tensor`."""
         return tensor
+
+    @property
+    def fuses_norms(self) -> bool:
+        """Whether `all_reduce_add_rmsnorm` is one launch, known once the group is open. Where it is
+        not, a rank does better to add the residual in its last product."""
+        return False
+
+    def all_reduce_add_rmsnorm(
+        self, tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Adds the sum of `tensor` over the ranks to `residual`, in place; returns the RMSNorm of
+        that. tensor, residual: contiguous [T, H] of one floating dtype; weight: [H], of that dtype
+        or float32. The memory of `tensor` may become the result."""
+        residual.add_(self.all_reduce(tensor))
+        return ops.rmsnorm(residual, weight, eps)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """[world_size, *tensor.shape], in rank order, on every rank."""
@@ -175,6 +193,20 @@ class Gpus(SharedMemory):
                 return self._peers.all_reduce(tensor)
             self._nccl_group().allreduce(tensor).wait()
             return tensor
+
+    @property
+    def fuses_norms(self) -> bool:
+        return self._peers is not None
+
+    def all_reduce_add_rmsnorm(
+        self, tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        row = tensor.shape[-1] * tensor.element_size()
+        is_taken = row <= _NORM_ROW_BYTES and row % _NORM_ROW_STEP == 0
+        if not (is_taken and self._goes_by_peers(tensor)):
+            return super().all_reduce_add_rmsnorm(tensor, residual, weight, eps)
+        with self._abort_errors:
+            return self._peers.all_reduce_add_rmsnorm(tensor, residual, weight, eps)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.contiguous()

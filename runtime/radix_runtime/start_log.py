@@ -52,6 +52,11 @@ def served_lines(
             f"KV cache {_gib(info['kv_cache_bytes'])}, steps and their {info['cuda_graphs']} CUDA "
             f"graphs {_gib(info['step_bytes'])}, free {_gib(info['free_bytes'])}"
         )
+    if info["cuda_graphs"]:
+        yield (
+            f"captured: decode steps of up to {info['captured_rows']} rows, steps with prompts of "
+            f"up to {info['captured_tokens']} tokens"
+        )
     if info["has_chat_template"]:
         yield info["answer_format"]
     yield f"try: {_example(name, url, takes_text=takes_text, is_chat=info['has_chat_template'])}"

@@ -99,6 +99,8 @@ class StepPlan(msgspec.Struct, tag="step", array_like=True, forbid_unknown_field
     copy_source: np.ndarray = _NONE  # page copies: of the device to the host or back
     copy_target: np.ndarray = _NONE
     copy_to_host: np.ndarray = _NONE  # 1: `source` is on the device; 0: `target` is
+    # Set by the executor: rank 0 draws under masks, which the other ranks do not see.
+    has_masks: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from radix_runtime.distributed import Communicator
 from tests.runtime.tiny_models import (
     Driver,
     Sequence,
@@ -70,7 +71,7 @@ class ThreadGroup:
         self.meeting = threading.Barrier(size, timeout=60)
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(Communicator):
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self.group = group
         self.rank = rank
@@ -94,14 +95,46 @@ class ThreadCommunicator:
         return result if self.rank == 0 else None
 
 
-def run_ranks(size: int, work: Callable[[ThreadCommunicator], Any]) -> list[Any]:
+class FusingCommunicator(ThreadCommunicator):
+    """One that sums, adds the residual and norms at once, as GPUs do: the norm is that of the new
+    residual before it is rounded, in the memory of what was summed."""
+
+    fused = 0  # calls
+    reduced = 0
+
+    @property
+    def fuses_norms(self) -> bool:
+        return True
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.reduced += 1
+        return super().all_reduce(tensor)
+
+    def all_reduce_add_rmsnorm(
+        self, tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        assert tensor.is_contiguous() and residual.is_contiguous()
+        assert tensor.data_ptr() != residual.data_ptr()
+        self.fused += 1
+        new = self._exchange(tensor).double().sum(0).to(tensor.dtype).double() + residual.double()
+        scale = (new.square().mean(-1, keepdim=True) + eps).rsqrt()
+        residual.copy_(new)
+        return tensor.copy_(new * scale * weight.double())
+
+
+def run_ranks(
+    size: int,
+    work: Callable[[Any], Any],
+    communicator: type[ThreadCommunicator] = ThreadCommunicator,
+) -> list[Any]:
+    """work(communicator) on each rank, a thread each; their results in rank order."""
     group = ThreadGroup(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(ThreadCommunicator(group, rank))
+            results[rank] = work(communicator(group, rank))
         except BaseException as error:
             errors.append(error)
             group.meeting.abort()

@@ -135,7 +135,7 @@ def test_two_ranks(checkpoint: Checkpoints, model: str, form: str) -> None:
     made = checkpoint(model, form)
 
     def work(comm: ThreadCommunicator) -> None:
-        driver = Driver(made.folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(made.folder, communicator=comm)
         check(driver, made, FORMATS[form]()[2])
 
     run_ranks(2, work)
@@ -153,7 +153,7 @@ def test_blocks_that_end_inside_of_heads(ranks: int, tmp_path: Path) -> None:
     made = q.write(q.random_model("llama_odd_heads"), tmp_path, q.fp8_odd_block, q.FP8_BLOCK)
 
     def work(comm: ThreadCommunicator) -> None:
-        driver = Driver(made.folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(made.folder, communicator=comm)
         check(driver, made, EXACT)
 
     run_ranks(ranks, work)
@@ -166,7 +166,7 @@ def test_a_tied_head_keeps_its_type(checkpoint: Checkpoints, form: str, ranks: i
     made = checkpoint("qwen3_tied", form)
 
     def work(comm: ThreadCommunicator) -> None:
-        driver = Driver(made.folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(made.folder, communicator=comm)
         assert driver.model.head.weight.kind == "dense"
         check(driver, made, EXACT)
 

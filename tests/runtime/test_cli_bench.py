@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radix_runtime.cli import main, sharegpt
+from radix_runtime.cli import bench, main, sharegpt
 from radix_runtime.cli.figures import Record, figures
 from radix_runtime.cli.sharegpt import read_exchanges
 from radix_runtime.cli.workload import Lengths, LengthsWorkload, read_workload, token_range
@@ -226,6 +226,16 @@ NONSENSE = [
     "--temperature=-1",
     "--temperature=nan",
 ]
+
+
+def test_objectives_as_others_spell_them() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    argv = "serve --goodput ttft:500 tpot:30,itl:20 --slo ttft:400"
+    assert parser.parse_args(argv.split()).slo == {"ttft": 400, "tpot": 30, "itl": 20}
+    found = parser.parse_args("offline --slo e2el:9,ttft:5 folder".split())
+    assert found.model == "folder" and found.slo == {"e2el": 9, "ttft": 5}
+    assert parser.parse_args(["serve"]).slo is None
 
 
 NONSENSE_OF_A_CLIENT = [

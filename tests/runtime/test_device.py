@@ -147,6 +147,9 @@ def test_a_failed_allocation_is_told_from_other_errors() -> None:
     assert OutOfMemory.of(host.value) == OutOfMemory("tried to allocate 144115188075855872 bytes")
     gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.50 GiB. GPU 0 has 70 GiB")
     assert OutOfMemory.of(gpu) == OutOfMemory("Tried to allocate 9.50 GiB")
+    assert OutOfMemory("Tried to allocate 9.50 GiB").size == 9.5 * GIB
+    assert OutOfMemory("tried to allocate 144 bytes").size == 144
+    assert OutOfMemory("").size == 0
     assert OutOfMemory.of(torch.OutOfMemoryError("no room for a graph")) == OutOfMemory("")
     assert OutOfMemory.of(MemoryError()) == OutOfMemory("")
     assert OutOfMemory.of(RuntimeError("out of host memory")) == OutOfMemory("")  # the wheel's

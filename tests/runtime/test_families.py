@@ -56,7 +56,7 @@ def test_two_ranks(checkpoint: Checkpoints, name: str, page_size: int) -> None:
     folder, reference = checkpoint(name)
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(folder, page_size=page_size, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(folder, page_size=page_size, communicator=comm)
         return worst_error(driver, reference, seed=3 + page_size)
 
     assert 0 < run_ranks(2, work)[0] < TOLERANCE
@@ -154,7 +154,7 @@ def test_experts_in_one_tensor(
     monkeypatch.setitem(quantizations._items, "dense", StackedAtLoad)
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(folder, communicator=comm)
         experts = driver.model.model.layers[0].mlp.experts
         stack = experts._stacks[1].tensors["weight"]
         assert stack.shape[0] == len(experts.local)

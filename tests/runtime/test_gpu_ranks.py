@@ -24,6 +24,7 @@ class Peers:
     def __init__(self, group, device, *, max_bytes, timeout):
         self.group = group
         self.calls = 0
+        self.fused = 0
         self.broken = False
 
     def all_reduce(self, tensor):
@@ -33,6 +34,11 @@ class Peers:
     def all_gather(self, tensor, out):
         self.calls += 1
         return self.group.all_gather(tensor, out)
+
+    def all_reduce_add_rmsnorm(self, tensor, residual, weight, eps):
+        self.fused += 1
+        residual += self.group.all_reduce(tensor)
+        return tensor.copy_(ops.rmsnorm(residual, weight, eps))
 
     def check(self):
         if self.broken:
@@ -133,6 +139,53 @@ def test_large_tensors_go_by_nccl(tmp_path, monkeypatch):
 
     check_exchange(run_ranks(tmp_path / "group", body))
     assert Nccl.made == 2
+
+
+def add_and_norm(group, tokens, hidden, dtype=torch.float32):
+    """The result, its definition, and how often the group's kernel ran."""
+    g = torch.Generator().manual_seed(3)
+    parts = torch.randn(2, tokens, hidden, generator=g).to(dtype)
+    residual = torch.randn(tokens, hidden, generator=g).to(dtype)
+    weight = torch.randn(hidden, generator=g)
+    want = residual.double() + parts.double().sum(0)
+    normed = want * (want.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    out = group.all_reduce_add_rmsnorm(parts[group.rank].clone(), residual, weight, 1e-5)
+    bound = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(residual.double(), want, atol=bound, rtol=bound)
+    torch.testing.assert_close(out.double(), normed, atol=bound, rtol=bound)
+    return 0 if group._peers is None else group._peers.fused
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "dtype", "fused"),
+    [
+        (3, 8, torch.float32, 1),
+        (1, 8192, torch.float32, 1),  # rows of 32 KiB
+        (1, 8196, torch.float32, 0),
+        (2, 10, torch.float32, 0),  # rows of 40 bytes
+        (5, 64, torch.bfloat16, 1),
+    ],
+)
+def test_sums_with_a_norm(tmp_path, tokens, hidden, dtype, fused):
+    def body(group):
+        assert group.fuses_norms
+        return add_and_norm(group, tokens, hidden, dtype)
+
+    assert run_ranks(tmp_path / "group", body) == [fused, fused]
+
+
+def test_large_sums_with_a_norm_go_by_nccl(tmp_path, monkeypatch):
+    monkeypatch.setitem(distributed._NCCL_FROM, 2, 100)
+    assert run_ranks(tmp_path / "group", lambda group: add_and_norm(group, 5, 8)) == [0, 0]
+    assert Nccl.made == 2
+
+
+def test_sums_with_a_norm_by_nccl_alone(tmp_path):
+    def body(group):
+        assert not group.fuses_norms
+        return add_and_norm(group, 3, 8)
+
+    assert run_ranks(tmp_path / "group", body, disable_custom_all_reduce=True) == [0, 0]
 
 
 @pytest.mark.parametrize("how", ["flag", "unreachable"])

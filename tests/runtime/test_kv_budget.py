@@ -207,8 +207,9 @@ def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
     monkeypatch.setattr(fails, "__init__", full)
     with pytest.raises(
         ConfigError,
-        match="not enough memory on cpu: Tried to allocate 9 GiB; "
-        "see --mem-fraction-static, --chunked-pre",
+        match=r"not enough memory on cpu for the largest steps: Tried to allocate 9 GiB; "
+        r"16.00 of 20.00 GiB are free; lower --chunked-prefill-size \(now 2048\) or "
+        r"lower --max-running-requests \(now \d+\) or raise --tp-size \(now 1\)",
     ):
         run_on(make_gpu(), folder, monkeypatch, lambda s: 0)
 
@@ -216,7 +217,8 @@ def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
 def test_a_cpu_without_room_is_told_with_the_flags(folder, monkeypatch):
     with pytest.raises(
         ConfigError,
-        match=r"memory on cpu: tried to allocate \d+ bytes; see .*--max-running-requests",
+        match=r"memory on cpu for the weights: tried to allocate \d+ bytes; .* are free; raise "
+        r"--tp-size \(now 1\) or lower --max-running-requests \(now 1099511627776\)",
     ):
         run_on(Device.resolve("cpu"), folder, monkeypatch, None, max_running_requests=1 << 40)
 

@@ -61,7 +61,9 @@ def test_progress_is_told_in_the_log(
         33 if options.get("load_format") else len(load_file(original / "model.safetensors"))
     )
     assert [n for n, _ in found] == list(range(4, total, 5)) and {m for _, m in found} == {total}
-    assert re.fullmatch(r"loading weights took \d+\.\d s", end)
+    told = re.fullmatch(r"loading weights took (\d+\.\d) s: ([\d.e-]+) GB, ([\d.e+-]+) GB/s", end)
+    assert told is not None
+    assert float(told[3]) == pytest.approx(float(told[2]) / float(told[1]), rel=0.1)
     caplog.clear()
     Driver(original, args=ServerArgs(model_path=str(original), **options), communicator=Rank(1, 2))
     assert not [message for message in caplog.messages if "loading weights" in message]
@@ -81,8 +83,11 @@ def test_the_time_told_is_that_of_the_device(
 
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     for device, seconds in ((torch.device("cuda", 1), "7.0"), (torch.device("cpu"), "0.0")):
-        assert list(loader._progress([1, 2], 2, quiet=False, device=device)) == [1, 2]
-        assert caplog.messages[-1] == f"loading weights took {seconds} s"
+        loader._tell_end(
+            torch.nn.Linear(500, 700, bias=False), clock[0], quiet=False, device=device
+        )
+        rate = "0.0002" if device.type == "cuda" else "1.4e+03"
+        assert caplog.messages[-1] == (f"loading weights took {seconds} s: 0.0014 GB, {rate} GB/s")
 
 
 def test_progress_is_a_bar_on_a_terminal(

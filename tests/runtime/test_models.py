@@ -115,7 +115,7 @@ def test_tensor_parallel_equals_transformers(checkpoint: Any, name: str, size: i
     ids = list(range(2, 42))
 
     def work(comm: ThreadCommunicator) -> list[Any]:
-        driver = Driver(folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(folder, communicator=comm)
         seq = Sequence(1, ids)
         return [driver.step([(seq, n)]) for n in (25, 14, 1)]
 
@@ -128,7 +128,7 @@ def test_tensor_parallel_equals_transformers(checkpoint: Any, name: str, size: i
 def test_tp_that_does_not_fit_is_refused(checkpoint: Any) -> None:
     folder, _ = checkpoint("llama")
     with pytest.raises(ConfigError, match="--tp-size 3 does not divide the 4 attention heads"):
-        run_ranks(3, lambda comm: Driver(folder, communicator=comm))  # type: ignore[arg-type]
+        run_ranks(3, lambda comm: Driver(folder, communicator=comm))
 
 
 def test_a_narrower_kv_cache(checkpoint: Any) -> None:

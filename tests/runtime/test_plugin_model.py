@@ -88,7 +88,7 @@ def test_logits(folder: Path, reference: Any, page_size: int) -> None:
 
 def test_two_ranks(folder: Path, reference: Any) -> None:
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(folder, communicator=comm)
         return worst_error(driver, reference, seed=3)
 
     assert 0 < run_ranks(2, work)[0] < TOLERANCE

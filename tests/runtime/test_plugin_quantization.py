@@ -79,7 +79,7 @@ def test_logits(make: Any, model: str, ranks: int) -> None:
     made = make(model)
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(made.folder, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(made.folder, communicator=comm)
         layers = driver.model.model.layers
         assert type(layers[0].self_attn.o_proj.method).__module__ == "radix_toy4.method"
         assert type(layers[1].self_attn.o_proj.method).__name__ == "DenseMethod"

@@ -143,6 +143,8 @@ INFO: dict[str, Any] = {
     "weight_bytes": 11_900_000,
     "kv_cache_bytes": 2_340_000_000,
     "cuda_graphs": 0,
+    "captured_rows": 0,
+    "captured_tokens": 0,
     "step_bytes": 1 << 30,
     "free_bytes": 5 << 30,
     "max_total_num_tokens": 512,
@@ -183,12 +185,22 @@ def test_the_start_log_says_what_is_served() -> None:
     assert "/v1/completions" in lines(has_chat_template=False)[2]
     *_, third = lines(takes_text=False)
     assert third.startswith("try: curl http://h:1/generate ") and "input_ids" in third
-    on_gpu = lines(device="cuda", device_name="NVIDIA H200", cuda_graphs=70)
+    on_gpu = lines(
+        device="cuda",
+        device_name="NVIDIA H200",
+        cuda_graphs=70,
+        captured_rows=256,
+        captured_tokens=2048,
+    )
     assert "on cuda (NVIDIA H200)" in on_gpu[1]
     assert on_gpu[2] == (
         "GPU memory in GiB: weights 0.01, KV cache 2.18, steps and their 70 CUDA graphs 1.00, "
         "free 5.00"
     )
+    assert on_gpu[3] == (
+        "captured: decode steps of up to 256 rows, steps with prompts of up to 2048 tokens"
+    )
+    assert not any("captured" in line for line in lines())
 
 
 def test_a_pool_smaller_than_the_context_is_told() -> None:

@@ -69,7 +69,7 @@ def test_two_ranks(checkpoint: Checkpoints) -> None:
     folder, reference = checkpoint("qwen3")
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(folder, kv_dtype=torch.int8, communicator=comm)  # type: ignore[arg-type]
+        driver = Driver(folder, kv_dtype=torch.int8, communicator=comm)
         found = errors(driver, reference, seed=2)
         return statistics.median(found) if found else 0.0
 

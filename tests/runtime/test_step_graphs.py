@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from radix_runtime import Engine, SamplingParams
-from radix_runtime.attention.torch_native import TorchNativeAttention
 from radix_runtime.batch import ForwardBatch
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.graph_sizes import choose_shapes
@@ -22,61 +21,12 @@ from radix_runtime.engine.model_runner import ModelRunner
 from radix_runtime.errors import ConfigError
 from radix_runtime.step_plan import Forward, RowSampling, StepPlan, decode_plan, prefill_plan
 from radix_runtime.step_shape import StepShapes, default_decode_sizes, default_token_sizes
+from tests.runtime.fake_graphs import FakeRecorder, install
 from tests.runtime.tiny_models import reference_model, save
 
 torch.set_num_threads(1)
 T = TypeVar("T")
 MAX_BATCH = 12
-
-# Host values of a batch that differ between steps of one shape: captured work must not read them.
-_STEP_VALUES = ("num_samples", "num_sampling", "num_padding", "num_decode_rows")
-
-
-class Unreadable:
-    """Fails whatever is done with it."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError("captured work reads a host value of one step")
-
-    __index__ = __int__ = __bool__ = __len__ = __iter__ = __add__ = __radd__ = property(
-        lambda self: self.__getattr__("operator")
-    )
-
-
-class FakeRecorder:
-    """A graph is the recorded work, which sees the host values of the step it was recorded in."""
-
-    def __init__(self) -> None:
-        self.batch: ForwardBatch | None = None
-        self.recorded = 0
-        self.replayed = 0
-
-    def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        batch = self.batch
-        assert batch is not None
-        held = dict(vars(batch))
-        result = self._run(work, batch, held)
-        self.recorded += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            again = self._run(work, batch, held)
-            if isinstance(result, torch.Tensor):
-                result.copy_(again)
-
-        return replay, result
-
-    def _run(self, work: Callable[[], T], batch: ForwardBatch, held: dict[str, Any]) -> T:
-        """As a graph would: with the addresses and host values of the recorded step."""
-        now = dict(vars(batch))
-        frozen = {**held, **dict.fromkeys(_STEP_VALUES, Unreadable())}
-        if batch.has_chunks:
-            frozen["num_decode"] = Unreadable()
-        vars(batch).update(frozen)
-        try:
-            return work()
-        finally:
-            vars(batch).update(now)
 
 
 @pytest.fixture(scope="module")
@@ -88,20 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> FakeRecorder:
     """Makes engines on the CPU pad their steps and capture them."""
     fake = FakeRecorder()
-
-    def graph_recorder(runner: ModelRunner) -> FakeRecorder:
-        return fake
-
-    upload = ForwardBatch.upload
-
-    def seen_upload(batch: ForwardBatch, *args: Any, **options: Any) -> None:
-        fake.batch = batch
-        upload(batch, *args, **options)
-
-    monkeypatch.setattr(ForwardBatch, "upload", seen_upload)
-    monkeypatch.setattr(ModelRunner, "pads_steps", lambda runner, args: True)
-    monkeypatch.setattr(ModelRunner, "graph_recorder", graph_recorder)
-    monkeypatch.setattr(TorchNativeAttention, "capturable", True)
+    install(fake, monkeypatch.setattr)
     return fake
 
 

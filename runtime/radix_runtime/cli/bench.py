@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     offline.add_argument(
         "--stream", action="store_true", help="note the time of each token, at a cost for the host"
     )
-    for mode in (offline, serve):
-        _add_measure_arguments(mode)
+    _add_measure_arguments(offline, objectives_of_a_flag=1)
+    _add_measure_arguments(serve, objectives_of_a_flag="+")
 
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,21 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", metavar="FILE", help="write the figures there")
 
 
-def _add_measure_arguments(parser: argparse.ArgumentParser) -> None:
+class _Merge(argparse.Action):
+    """All objectives of a flag, with commas or spaces between them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        merged: Objectives = dict(getattr(namespace, self.dest) or {})
+        for value in values:
+            merged.update(value)
+        setattr(namespace, self.dest, merged)
+
+
+def _add_measure_arguments(
+    parser: argparse.ArgumentParser, *, objectives_of_a_flag: int | str
+) -> None:
+    """`objectives_of_a_flag`: as many words, argparse's nargs; one where a positional argument may
+    follow."""
     parser.add_argument(
         "--temperature", type=float, default=0.6, help="of sampling (default: %(default)s)"
     )
@@ -88,7 +102,9 @@ def _add_measure_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo",
         "--goodput",
         type=objectives,
-        metavar="NAME:MS,...",
+        nargs=objectives_of_a_flag,
+        action=_Merge,
+        metavar="NAME:MS",
         help=f"goodput: requests a second that meet all of these; names: {', '.join(_OBJECTIVES)}",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there")

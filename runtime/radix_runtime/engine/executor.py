@@ -21,11 +21,12 @@ from ..step_plan import (
     StepMasks,
     StepPlan,
     StepResult,
-    serialize_plan,
 )
+from .agreement import StepSeal, check_agreement, shared_facts
 from .commands import CommandReply, execute, texts
 from .deferred_stream import DeferredStream
 from .masks import check_masks
+from .memory_advice import step_failure
 from .model_runner import ModelRunner
 from .worker_group import WorkerGroup
 
@@ -56,7 +57,9 @@ def build_rank(
         ops.set_num_threads(threads)
         torch.set_num_threads(threads)
     communicator.open(device)
-    return ModelRunner(args, config, device=device, communicator=communicator)
+    runner = ModelRunner(args, config, device=device, communicator=communicator)
+    check_agreement(shared_facts(runner), communicator, device.torch_device)
+    return runner
 
 
 class LocalExecutor:
@@ -69,6 +72,7 @@ class LocalExecutor:
     ) -> None:
         device = Device.resolve(args.device)
         ops.check_device(device.kind)
+        self._args = args
         self._device = device
         self._communicator = communicator or Communicator()
         self._stream = DeferredStream(device.stream(self._check))
@@ -157,8 +161,11 @@ class LocalExecutor:
             raise self._died_of(error) from error
 
     def _died_of(self, error: BaseException) -> EngineDeadError:
-        self.failure = self.failure or f"a step failed: {type(error).__name__}: {error}"
+        self.failure = self.failure or f"a step failed: {self._why(error)}"
         return EngineDeadError(self.failure)
+
+    def _why(self, error: BaseException) -> str:
+        return step_failure(self._args, self._device, error)
 
     def close(self) -> None:
         """Executor.close."""
@@ -188,11 +195,13 @@ class TPExecutor(LocalExecutor):
         self._group.watch(self._worker_died)
         try:
             super().__init__(args, config, self._communicator)
+            self._seal = StepSeal(self.runner, rank=0)
         except BaseException as error:
             self._await_news(error)
             self.close()
             if self.failure and not isinstance(error, ConfigError):
-                raise EngineDeadError(self.failure) from error
+                kind = ConfigError if self._group.is_config_error else EngineDeadError
+                raise kind(self.failure) from error
             raise
 
     @property
@@ -208,6 +217,7 @@ class TPExecutor(LocalExecutor):
 
     def launch(self, plan: StepPlan, masks: StepMasks | None = None) -> Future[StepResult]:
         """Executor.launch."""
+        plan.has_masks = masks is not None
         self._publish(plan)
         return super().launch(plan, masks)
 
@@ -219,7 +229,7 @@ class TPExecutor(LocalExecutor):
     def _publish(self, work: StepPlan | EngineCommand) -> None:
         if self.failure is None:
             try:
-                self._group.ring.publish(serialize_plan(work))
+                self._group.ring.publish(self._seal.close(work))
             except EngineDeadError as error:
                 raise self._died_of(error) from error
 

@@ -56,6 +56,18 @@ def _num_threads(asked: int | None) -> int:
     return min(asked, len(os.sched_getaffinity(0)))
 
 
+def _captured_sizes(runner: ModelRunner) -> Facts:
+    """The largest steps that are replayed: rows of decode steps, tokens of steps with chunks; 0:
+    none are."""
+    shapes = runner.shapes
+    if shapes is None or not runner.num_graphs:
+        return {"captured_rows": 0, "captured_tokens": 0}
+    return {
+        "captured_rows": shapes.decode_sizes[-1],
+        "captured_tokens": max(shapes.token_sizes, default=0),
+    }
+
+
 def engine_facts(runner: ModelRunner) -> Facts:
     """What a loaded rank 0 computes on and holds; sizes in bytes, of this rank."""
     device = runner.device
@@ -68,6 +80,7 @@ def engine_facts(runner: ModelRunner) -> Facts:
         "device_name": name,
         "isa": ops.capabilities()["isa"] if device.is_cpu else None,
         "cuda_graphs": runner.num_graphs,
+        **_captured_sizes(runner),
         "weight_bytes": weights,
         "kv_cache_bytes": kv_cache,
         # What the largest steps, CUDA graphs and their buffers keep.

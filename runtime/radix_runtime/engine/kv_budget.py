@@ -67,6 +67,13 @@ def _gpu_budget(args: ServerArgs, memory: Memory) -> int:
     return int(memory.total * _gpu_fraction(args, memory.total)) - used
 
 
+def used_share(args: ServerArgs, device: Device, total: int) -> float:
+    """The share of the device's `total` bytes that is used."""
+    if device.is_cpu:
+        return _CPU_SHARE if args.mem_fraction_static is None else args.mem_fraction_static
+    return _gpu_fraction(args, total)
+
+
 def _gpu_fraction(args: ServerArgs, total: int) -> float:
     """The share of a GPU's `total` bytes that is used."""
     if args.mem_fraction_static is not None:
@@ -86,7 +93,7 @@ def _no_room(
     """Who holds the memory that the KV cache lacks, and what would help."""
     model = max(0, before.available - now.available)
     if device.is_cpu:
-        share = _CPU_SHARE if args.mem_fraction_static is None else args.mem_fraction_static
+        share = used_share(args, device, now.total)
         whole = now.available if args.mem_fraction_static is None else before.available
         of = f"{_gib(whole)} of available memory"
         holders = f"the model takes {_gib(model)}"

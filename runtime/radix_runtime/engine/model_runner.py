@@ -31,9 +31,13 @@ from ..quantization.config import Target
 from ..quantization.registry import quantization_of
 from ..step_plan import LogprobSpan, StepPlan, StepResult
 from ..step_shape import StepShapes
+from .candidate_draw import CandidateDraw, has_kernels
+from .capture import Capture
+from .draw_settings import DrawSettings
 from .graph_sizes import choose_shapes
 from .kv_budget import kv_pages
 from .masks import draw_masks, late_entries
+from .memory_advice import Stage, no_memory
 from .padded_steps import PaddedSteps, StepBuffers
 from .plain_steps import Drawn, PlainSteps
 from .profiler import Profiler
@@ -41,7 +45,6 @@ from .row_state import RowState
 from .sampler import Sampler
 from .warm_up import warm_up_plans
 
-_LEAST_GRAPH_BYTES = 1 << 20  # that a captured step is counted with
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
 # glibc keeps what packing has freed, a quarter of a small model, and what the first steps have:
 # back to the system.
@@ -91,6 +94,7 @@ class ModelRunner:
         communicator.barrier(_LOAD_TIMEOUT)  # no rank has loaded yet
         before = device.memory()
         communicator.barrier(_LOAD_TIMEOUT)
+        self._stage = Stage.WEIGHTS  # what memory is taken for now
         try:
             self._load(args)
             self._set_up_graphs(args)
@@ -99,7 +103,7 @@ class ModelRunner:
             out_of_memory = OutOfMemory.of(error)
             if out_of_memory is None:
                 raise
-            raise ConfigError(_no_memory(device, out_of_memory)) from None
+            raise ConfigError(no_memory(args, device, self._stage, out_of_memory)) from None
         _trim(0)
         self.free_memory = device.memory().available
         self.taken_memory = before.available - self.free_memory  # bytes since loading began
@@ -128,18 +132,36 @@ class ModelRunner:
         if self.device.is_cpu and self._comm.world_size == 1:
             self._logits = torch.empty(self._max_batch * self.max_samples, self.config.vocab_size)
         self._state = RowState(self.max_rows, max_samples=self.max_samples, device=self.device)
-        self._sampler = None
-        if self._comm.rank == 0:
-            self._sampler = Sampler(
-                self.max_rows,
+        self._make_sampler()
+
+    def _make_sampler(self) -> None:
+        """What draws on rank 0, and what the others know of it."""
+        limits: Any = {
+            "max_rows": self.max_rows,
+            "vocab_size": self.config.vocab_size,
+            "device": self.device.torch_device,
+            "max_samples": self._max_batch * self.max_samples,
+        }
+        self._sampler = Sampler(**limits) if self._comm.rank == 0 else None
+        settings = DrawSettings(**limits) if self._sampler is None else self._sampler.settings
+        self._admit = settings.admit if self._sampler is None else self._sampler.admit
+        self.candidates: CandidateDraw | None = None
+        if self.lists_candidates():
+            self.candidates = CandidateDraw(
+                self.model,
                 vocab_size=self.config.vocab_size,
-                device=where,
-                max_samples=self._max_batch * self.max_samples,
+                communicator=self._comm,
+                settings=settings,
             )
+
+    def lists_candidates(self) -> bool:
+        """Whether ranks list candidates of their parts of the vocabulary, instead of giving rank 0
+        their logits, where the rows of a step allow it."""
+        return has_kernels(self.device.kind) and self.model.vocabulary_shard() is not None
 
     def _set_up_graphs(self, args: ServerArgs) -> None:
         """Whether steps are padded, to what, and whether graphs of them are captured."""
-        self._shapes: StepShapes | None = None
+        self.shapes: StepShapes | None = None
         self._recorder: GraphRecorder | None = None
         self._padded: PaddedSteps | None = None
         if not self.pads_steps(args):
@@ -147,22 +169,27 @@ class ModelRunner:
         num_parameters = weight_bytes(self.model) // self._dtype.itemsize
         # What is expanded of latents is as large as the chunks' rows are long.
         with_chunks = not self.config.spec.keeps_latents
-        self._shapes = choose_shapes(
+        self.shapes = choose_shapes(
             args,
             num_parameters,
             most_tokens=min(self._most_tokens(args), self._max_batch * self.max_context),
             with_chunks=with_chunks,
         )
         self._buffers = StepBuffers.empty(
-            self._shapes,
+            self.shapes,
             hidden_size=self.config.spec.hidden_size,
             vocab_size=self.config.vocab_size,
             dtype=self._dtype,
             device=self.device.torch_device,
             with_logits=self._sampler is not None,
+            record_ranks=self._record_ranks(),
         )
         if not args.disable_cuda_graph and self.backend.capturable:
             self._recorder = self.graph_recorder()
+
+    def _record_ranks(self) -> int:
+        """Of how many ranks this one gets the candidates."""
+        return 0 if self.candidates is None or self._sampler is None else self.candidates.ranks
 
     def pads_steps(self, args: ServerArgs) -> bool:
         """Whether steps are padded to few shapes. On the CPU no bit depends on the shape, and there
@@ -185,13 +212,19 @@ class ModelRunner:
         make_pool = partial(KVPool, layout, device=self.device)
         trial = None
         graph_bytes = 0
+        self._stage = Stage.STEPS
         if not self.device.is_cpu or self._recorder is not None:
             # torch keeps the memory of the largest steps: the pool cannot have it.
             self._use_pool(make_pool(num_pages=1), args)
             # Graphs hold the addresses of the pool and are captured anew; those of the trial keep
             # the memory that both share until then.
             trial = self._padded
-            graph_bytes = self._try_graphs()
+            capture = self._graph_capture()
+            if capture is not None:
+                self._stage = Stage.GRAPHS
+                graph_bytes = capture.largest(
+                    token_bytes=self.config.spec.hidden_size * self._dtype.itemsize
+                )
         self._comm.barrier(_LOAD_TIMEOUT)  # every rank has its weights
         pages = kv_pages(
             args,
@@ -202,11 +235,20 @@ class ModelRunner:
             before=before,
             reserved=graph_bytes,
         )
+        self._stage = Stage.KV_CACHE
         mine = torch.tensor([pages], device=self.device.torch_device)
         self._use_pool(make_pool(num_pages=int(self._comm.all_gather(mine).min())), args)
-        if self._padded is not None:
-            self._capture(self._padded.capture_plans())
+        capture = self._graph_capture()
+        if capture is not None:
+            self._stage = Stage.GRAPHS
+            capture.everything()
         del trial
+
+    def _graph_capture(self) -> Capture | None:
+        """What captures the steps of the pool in use; None where nothing is captured."""
+        if self._padded is None or self._recorder is None:
+            return None
+        return Capture(self._padded, run=self.run, state=self._state, device=self.device)
 
     def _most_tokens(self, args: ServerArgs) -> int:
         """Tokens that a step may have."""
@@ -230,7 +272,7 @@ class ModelRunner:
             max_context=self.max_context,
             max_samples=self.max_samples,
             expands_decode=self.backend.expands_decode,
-            fixed_width=self._shapes is not None,
+            fixed_width=self.shapes is not None,
         )
         self._plain = PlainSteps(
             self.model,
@@ -238,59 +280,24 @@ class ModelRunner:
             state=self._state,
             sampler=self._sampler,
             communicator=self._comm,
+            candidates=self.candidates,
             logits=self._logits,
         )
-        if self._shapes is not None:
+        if self.shapes is not None:
             self._padded = PaddedSteps(
-                self._shapes,
+                self.shapes,
                 self.model,
                 batch=self.batch,
                 state=self._state,
                 sampler=self._sampler,
                 communicator=self._comm,
+                candidates=self.candidates,
                 buffers=self._buffers,
                 recorder=self._recorder,
             )
         for plan in warm_up_plans(self.batch):
             self._state.reset(committed_len=int(plan.kv_len[0]) - 1)
             self.run(plan)
-        self._state.reset()
-        self.device.synchronize()
-
-    def _try_graphs(self) -> int:
-        """Captures the graphs that take the most memory, and measures. Returns how many bytes the
-        others will take beside what has been taken now."""
-        if self._padded is None or self._recorder is None:
-            return 0
-        plans = self._padded.capture_plans()
-        shapes = self._padded.shapes
-        largest = [plans[0], plans[len(shapes.token_sizes)]]
-        self._capture([*largest, plans[-1]])
-        before = self.device.memory().available
-        self._capture(plans[-2:-1])
-        each = max(before - self.device.memory().available, _LEAST_GRAPH_BYTES)
-        kept = sum(shapes.token_sizes) + sum(shapes.decode_sizes)  # hidden states, of all bodies
-        return each * len(plans) + kept * self.config.spec.hidden_size * self._dtype.itemsize
-
-    def _capture(self, plans: list[StepPlan]) -> None:
-        """Runs these steps, which end in the dummy page, and captures their parts."""
-        assert self._padded is not None
-        graphs = self._padded.graphs
-        if self._recorder is None:
-            return
-        graphs.capturing = True
-        try:
-            for plan in plans:
-                self._state.reset(committed_len=int(plan.kv_len[0]) - 1)
-                self.run(plan)
-        except (RuntimeError, NotImplementedError) as error:
-            if OutOfMemory.of(error) is not None:
-                raise
-            raise ConfigError(
-                f"the model cannot be captured in CUDA graphs ({error}); see --disable-cuda-graph"
-            ) from error
-        finally:
-            graphs.capturing = False
         self._state.reset()
         self.device.synchronize()
 
@@ -307,14 +314,15 @@ class ModelRunner:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Queues the model's part of a step, on all ranks: it stores the keys and values of the
         plan's tokens. `draw` or `skip_draw` of the same plan must follow before another step."""
-        if self._sampler is not None:
-            for state in plan.new_rows:
-                self._sampler.admit(state)
+        for state in plan.new_rows:
+            self._admit(state)
+        rows = np.repeat(plan.rows, plan.num_samples)
+        by_candidates = self.candidates is not None and self.candidates.begin(plan, rows)
         shape = None if self._padded is None else self._padded.shapes.of(plan)
         self.batch.upload(plan, shape)
         self.backend.plan(self.batch)
         with self.profiler.span(f"forward {self.batch.num_tokens} tokens"):
-            all_hidden, hidden = self._steps.forward()
+            all_hidden, hidden = self._steps.forward(by_candidates=by_candidates)
         scores = [self._score(plan, span, all_hidden) for span in plan.logprob_spans]
         return Forwarded(
             hidden=hidden,
@@ -389,9 +397,3 @@ class ModelRunner:
             return None
         host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
         return host.copy_(tensor, non_blocking=True).numpy()
-
-
-def _no_memory(device: Device, error: OutOfMemory) -> str:
-    wanted = f": {error.wanted}" if error.wanted else ""
-    flags = "--mem-fraction-static, --chunked-prefill-size, --max-running-requests and --tp-size"
-    return f"not enough memory on {device.torch_device}{wanted}; see {flags}"

@@ -1,11 +1,11 @@
 """PaddedSteps: steps padded to a shape, in parts that CUDA graphs can hold.
 
     body   the batch's tensors, the model, and the hidden states before each sample
-    head   their logits
+    head   their logits, or the candidates that each rank lists of its part of the vocabulary
     draw   a sample of each, told to all ranks, and the rows moved on
 
 A body depends on the number of tokens and on whether there are chunks, head and draw on the number
-of samples. What one part leaves for the next lies at fixed addresses."""
+of samples and on what is drawn from. What one part leaves for the next lies at fixed addresses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from ..batch import ForwardBatch
 from ..device import GraphRecorder
 from ..distributed import Communicator
 from ..models.base import CausalLM
-from ..step_plan import StepPlan, decode_plan, prefill_plan
+from ..sampling_params import SamplingParams
+from ..step_plan import RowSampling, StepPlan, decode_plan, prefill_plan
 from ..step_shape import StepShape, StepShapes
+from .candidate_draw import RECORD, CandidateDraw
 from .graphs import StepGraphs
 from .plain_steps import Drawn
 from .row_state import RowState
@@ -34,6 +36,8 @@ class StepBuffers:
     hidden: torch.Tensor  # [the largest number of entries, hidden_size] before each sample
     logits: torch.Tensor | None  # float32 [the largest number of samples, vocab_size] of rank 0
     ids: torch.Tensor  # int32 [the largest number of samples]
+    # int64, of rank 0: the words of the records of the largest number of samples, of all ranks.
+    records: torch.Tensor
 
     @classmethod
     def empty(
@@ -45,8 +49,10 @@ class StepBuffers:
         dtype: torch.dtype,
         device: torch.device,
         with_logits: bool,
+        record_ranks: int,
     ) -> StepBuffers:
-        """For steps of these shapes."""
+        """For steps of these shapes. `with_logits`: on rank 0. `record_ranks`: how many ranks list
+        candidates for this one."""
         samples = shapes.decode_sizes[-1]
         logits = None
         if with_logits:
@@ -55,13 +61,14 @@ class StepBuffers:
             hidden=torch.empty(shapes.max_batch, hidden_size, dtype=dtype, device=device),
             logits=logits,
             ids=torch.empty(samples, dtype=torch.int32, device=device),
+            records=torch.empty(record_ranks * samples * RECORD, dtype=torch.int64, device=device),
         )
 
 
 class PaddedSteps:
     """Runs the step that `batch` was last loaded with, which has a shape, on the engine's stream.
     Every rank calls the same methods in the same order: they contain collectives. `sampler` is rank
-    0's alone."""
+    0's alone; `candidates` is None where draws are from whole logits."""
 
     def __init__(
         self,
@@ -72,6 +79,7 @@ class PaddedSteps:
         state: RowState,
         sampler: Sampler | None,
         communicator: Communicator,
+        candidates: CandidateDraw | None,
         buffers: StepBuffers,
         recorder: GraphRecorder | None,
     ) -> None:
@@ -83,29 +91,38 @@ class PaddedSteps:
         self._state = state
         self._sampler = sampler
         self._comm = communicator
+        self._candidates = candidates
+        self._by_candidates = False
         self._hidden = buffers.hidden
         self._logits = buffers.logits
         self._ids = buffers.ids
+        self._records = buffers.records
 
     @property
     def _shape(self) -> StepShape:
         assert self._batch.shape is not None
         return self._batch.shape
 
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Body and head. The hidden states of all tokens, and those before each sample."""
+    def forward(self, *, by_candidates: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Body and head. The hidden states of all tokens, and those before each sample.
+        `by_candidates`: the draw will be from candidates."""
         shape = self._shape
+        self._by_candidates = by_candidates
         hidden = self.graphs.run(("body", shape.tokens, shape.has_chunks), self._body)
         if shape.samples:
-            self.graphs.run(("head", shape.samples), partial(self._head, shape.samples))
+            head = self._list_candidates if by_candidates else self._head
+            self.graphs.run(("head", shape.samples, by_candidates), partial(head, shape.samples))
         return hidden, self._hidden[: self._batch.num_samples]
 
     def draw(self, hidden: torch.Tensor, rows: np.ndarray, bitmask: torch.Tensor | None) -> Drawn:
-        """Samples from the logits that `forward` has left, and moves the rows on. `rows` and
-        `bitmask` as `Sampler.sample` takes them."""
+        """Samples from what `forward` has left, and moves the rows on. `rows` and `bitmask` as
+        `Sampler.sample` takes them."""
         count = len(rows)
         padded = self._shape.samples
         sampler = self._sampler
+        if self._by_candidates:
+            self.graphs.run(("draw", padded, True), partial(self._draw_candidates, padded))
+            return Drawn(Sampled(self._ids[:count]))
         if count and sampler is not None and (bitmask is not None or not sampler.is_plain(rows)):
             assert self._logits is not None
             positions = self._batch.sample_positions[:count]
@@ -114,7 +131,7 @@ class PaddedSteps:
             self._settle(padded)
             return Drawn(sampled)
         if count:
-            self.graphs.run(("draw", padded), partial(self._draw, padded))
+            self.graphs.run(("draw", padded, False), partial(self._draw, padded))
         return Drawn(Sampled(self._ids[:count]))
 
     def fail_draw(self, hidden: torch.Tensor) -> Drawn:
@@ -139,6 +156,27 @@ class PaddedSteps:
         if logits is not None and out is not None and logits.data_ptr() != out.data_ptr():
             out.copy_(logits)
 
+    def _list_candidates(self, samples: int) -> None:
+        assert self._candidates is not None
+        positions = self._batch.sample_positions[:samples]
+        records = self._candidates.records(self._hidden[:samples], positions)
+        if records is not None:
+            self._records_of(samples).copy_(records)
+
+    def _records_of(self, samples: int) -> torch.Tensor:
+        """Those of all ranks, at the address where the head leaves them."""
+        assert self._candidates is not None
+        ranks = self._candidates.ranks
+        return self._records[: ranks * samples * RECORD].view(ranks, samples, RECORD)
+
+    def _draw_candidates(self, samples: int) -> None:
+        if self._sampler is not None:
+            assert self._candidates is not None
+            positions = self._batch.sample_positions[:samples]
+            records = self._records_of(samples)
+            self._candidates.draw(records, positions, out=self._ids[:samples])
+        self._settle(samples, all_drawn=True)
+
     def _draw(self, samples: int) -> None:
         if self._sampler is not None and self._logits is not None:
             positions = self._batch.sample_positions[:samples]
@@ -153,13 +191,31 @@ class PaddedSteps:
         self._state.accept(self._batch, ids, all_drawn=all_drawn)
 
     def capture_plans(self) -> list[StepPlan]:
-        """A step of each shape, without page deltas. Those with chunks are first, and larger ones
-        before smaller ones, whose graphs then find their memory in the pool."""
+        """A step of each shape, without page deltas, drawn from whole logits. Those with chunks are
+        first, and larger ones before smaller ones, whose graphs then find their memory in the
+        pool."""
         rows = range(self._batch.max_batch)
         length = min(2, self._batch.max_context)
         decodes = [decode_plan(rows[:n], [length] * n) for n in self.shapes.decode_sizes]
         chunks = [self._chunk_plan(n) for n in self.shapes.token_sizes]
-        return [*reversed(chunks), *reversed(decodes)]
+        plans = [*reversed(chunks), *reversed(decodes)]
+        for plan in plans:
+            plan.has_masks = True  # which are drawn under whole logits
+        return plans
+
+    def candidate_plans(self) -> list[StepPlan]:
+        """The decode steps of `capture_plans` once more, of rows that are drawn from candidates;
+        none where nothing is."""
+        if self._candidates is None:
+            return []
+        plans = self.capture_plans()[len(self.shapes.token_sizes) :]
+        for plan in plans:
+            plan.has_masks = False
+            plan.new_rows = [
+                RowSampling(row=row, seed=0, params=SamplingParams(temperature=0))
+                for row in plan.rows.tolist()
+            ]
+        return plans
 
     def _chunk_plan(self, tokens: int) -> StepPlan:
         """Prompts of so many tokens together, none longer than a row may be."""

@@ -8,6 +8,7 @@ import torch
 from ..batch import ForwardBatch
 from ..distributed import Communicator
 from ..models.base import CausalLM
+from .candidate_draw import CandidateDraw
 from .row_state import RowState
 from .sampler import Sampled, Sampler
 
@@ -23,7 +24,8 @@ class Drawn:
 
 class PlainSteps:
     """Runs the step that `batch` was last loaded with, on the engine's stream. Every rank calls the
-    same methods in the same order: they contain collectives. `sampler` is rank 0's alone."""
+    same methods in the same order: they contain collectives. `sampler` is rank 0's alone;
+    `candidates` is None where draws are from whole logits."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class PlainSteps:
         state: RowState,
         sampler: Sampler | None,
         communicator: Communicator,
+        candidates: CandidateDraw | None = None,
         logits: torch.Tensor | None = None,
     ) -> None:
         """`logits`: memory, float32 [the largest number of samples, vocab_size], for those of a
@@ -42,10 +45,14 @@ class PlainSteps:
         self._state = state
         self._sampler = sampler
         self._comm = communicator
+        self._candidates = candidates
+        self._by_candidates = False
         self._logits = logits
 
-    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states of all tokens, and those before each sample."""
+    def forward(self, *, by_candidates: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states of all tokens, and those before each sample. `by_candidates`: the draw
+        will be from candidates."""
+        self._by_candidates = by_candidates
         batch = self._batch
         batch.fill(self._state.next_token, self._state.committed_len)
         hidden: torch.Tensor = self._model(batch)
@@ -68,6 +75,8 @@ class PlainSteps:
         self, hidden: torch.Tensor, rows: np.ndarray, bitmask: torch.Tensor | None
     ) -> Sampled:
         """Rank 0's samples; on the others memory for the ids, which are to be received."""
+        if self._by_candidates:
+            return Sampled(self._ids_of_candidates(hidden))
         count = len(hidden)
         sampler = self._sampler
         if sampler is not None and count and sampler.is_greedy(rows):
@@ -80,6 +89,16 @@ class PlainSteps:
                 positions = self._batch.sample_positions[:count]
                 return sampler.sample(logits, rows, positions, bitmask)
         return Sampled(torch.empty(count, dtype=torch.int32, device=hidden.device))
+
+    def _ids_of_candidates(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._candidates is not None
+        count = len(hidden)
+        positions = self._batch.sample_positions[:count]
+        ids = torch.empty(count, dtype=torch.int32, device=hidden.device)
+        records = self._candidates.records(hidden, positions)
+        if records is not None:
+            self._candidates.draw(records, positions, out=ids)
+        return ids
 
     def _greedy_ids(
         self, hidden: torch.Tensor, bitmask: torch.Tensor | None

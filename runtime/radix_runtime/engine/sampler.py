@@ -15,19 +15,16 @@ from .. import ops
 from ..device import upload
 from ..messages import unpack_ids
 from ..step_plan import RowSampling
+from .draw_settings import DrawSettings, needs_all_logits
 
 _IN_PROMPT = 1 << 30
 _FIRST_COUNT_SLOTS = 4
 
-# One record a row. `slot`: row of the penalty counts, -1 without penalties. `min_end`: position
-# from which stop ids may be sampled. `plain`: nothing but the largest logit is asked for.
+# One record a row, beside those of DrawSettings. `slot`: row of the penalty counts, -1 without
+# penalties. `min_end`: position from which stop ids may be sampled. `plain`: nothing but the
+# largest logit is asked for.
 _ROW = np.dtype(
     [
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("seed", np.int64),
         ("slot", np.int32),
         ("repetition", np.float32),
         ("frequency", np.float32),
@@ -51,46 +48,6 @@ class Sampled(NamedTuple):
     top_logprobs: torch.Tensor | None = None
 
 
-class _DrawColumns:
-    """The settings of a draw, one value a sample, in device memory at fixed addresses: seed int64,
-    temperature, top_p and min_p float32, top_k int32. One upload fills them all."""
-
-    _FLOATS = ("temperature", "top_p", "min_p")
-
-    def __init__(self, max_samples: int, device: torch.device) -> None:
-        self._size = max_samples
-        self._block = torch.zeros(6 * max_samples, dtype=torch.int32, device=device)
-        self._columns = self._split(self._block)
-
-    def _split(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
-        size = self._size
-        columns = {"seed": block[: 2 * size].view(torch.int64)}
-        names = (*self._FLOATS, "top_k")
-        for name, part in zip(names, block[2 * size :].split(size), strict=True):
-            columns[name] = part if name == "top_k" else part.view(torch.float32)
-        return columns
-
-    def fill(self, rows: np.ndarray) -> None:
-        """From the records (`_ROW`) of the samples."""
-        block = torch.zeros(6 * self._size, dtype=torch.int32)
-        for name, column in self._split(block).items():
-            column.numpy()[: len(rows)] = rows[name]
-        self._block.copy_(upload(block.numpy(), self._block.device))
-
-    def first(
-        self, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The columns of the first samples, in the order in which the ops take them."""
-        columns = self._columns
-        return (
-            columns["temperature"][:count],
-            columns["top_k"][:count],
-            columns["top_p"][:count],
-            columns["min_p"][:count],
-            columns["seed"][:count],
-        )
-
-
 @dataclass(slots=True)
 class _Batch:
     """State of the rows of one batch; tensors are on the device."""
@@ -105,11 +62,14 @@ class _Batch:
 
 class Sampler:
     """Sampling state of `max_rows` rows, for steps of at most `max_samples` samples. Used by one
-    thread, on the engine's stream."""
+    thread, on the engine's stream. `settings`: how the rows are drawn."""
 
     def __init__(
         self, max_rows: int, vocab_size: int, device: torch.device, *, max_samples: int
     ) -> None:
+        self.settings = DrawSettings(
+            max_rows=max_rows, vocab_size=vocab_size, device=device, max_samples=max_samples
+        )
         self._vocab_size = vocab_size
         self._device = device
         self._rows = np.zeros(max_rows, _ROW)
@@ -120,21 +80,16 @@ class Sampler:
         # [slots, V]: bit 30 of a word is "in the prompt", the rest how often it was generated.
         self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free_slots: list[int] = []
-        self._columns = _DrawColumns(max_samples, device)
         self._batch: _Batch | None = None
         self._greedy: tuple[bytes, bool] | None = None  # rows, and what `is_greedy` says of them
 
     def admit(self, state: RowSampling) -> None:
         """Replaces all state of `state.row`."""
+        self.settings.admit(state)
         params = state.params
         row = self._rows[state.row]
         if row["slot"] >= 0:
             self._free_slots.append(int(row["slot"]))
-        row["temperature"] = params.temperature
-        row["top_k"] = min(params.top_k, self._vocab_size)
-        row["top_p"] = params.top_p
-        row["min_p"] = params.min_p
-        row["seed"] = state.seed
         row["slot"] = self._fill_counts(state) if params.has_penalties else -1
         row["repetition"] = params.repetition_penalty
         row["frequency"] = params.frequency_penalty
@@ -142,13 +97,7 @@ class Sampler:
         row["min_end"] = state.min_end if state.stop_ids else 0
         row["scored"] = state.return_logprob
         row["top_n"] = state.top_logprobs if state.return_logprob else 0
-        row["plain"] = not (
-            params.temperature
-            or params.has_penalties
-            or params.logit_bias
-            or row["min_end"]
-            or state.return_logprob
-        )
+        row["plain"] = params.temperature == 0 and not needs_all_logits(state)
         self._stop_ids[state.row] = state.stop_ids
         self._bias[state.row] = params.logit_bias
         self._batch = None
@@ -193,7 +142,7 @@ class Sampler:
         edits = batch.edits
         if bitmask is not None:
             edits = replace(edits or ops.LogitEdits(), bitmask=bitmask)
-        columns = (*self._columns.first(len(rows)), positions)
+        columns = (*self.settings.columns(len(rows)), positions)
         if batch.scored:
             ids, logprobs, top_logprobs, top_ids = ops.top_k_top_p_sampling_with_logprobs(
                 logits, *columns, top_n=batch.top_n, edits=edits
@@ -222,15 +171,15 @@ class Sampler:
         """A draw from each row of `logits` float32 [S, V], by the settings at fixed addresses that
         `is_plain` has filled, into `out` int32 [S]; rows beyond its samples draw anything. Device
         operations alone: a graph may hold them."""
-        columns = (*self._columns.first(len(logits)), positions)
+        columns = (*self.settings.columns(len(logits)), positions)
         ops.top_k_top_p_sampling(logits, *columns, out=out)
 
     def _gather(self, rows: np.ndarray) -> _Batch:
+        self.settings.fill(rows)
         key = rows.tobytes()
         if self._batch is not None and self._batch.key == key:
             return self._batch
         state = self._rows[rows]
-        self._columns.fill(state)
         penalties = self._gather_penalties(rows, state)
         edits = ops.LogitEdits(
             bias=self._gather_bias(rows),

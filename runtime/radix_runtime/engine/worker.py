@@ -13,16 +13,19 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from ..device import Device
-from ..distributed import CommunicatorAborted, connect
+from ..device import Device, OutOfMemory
+from ..distributed import Communicator, CommunicatorAborted, connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..step_plan import StepPlan, deserialize_plan
+from ..step_plan import StepPlan
+from .agreement import StepSeal
 from .commands import execute
 from .executor import build_rank
+from .memory_advice import step_failure
+from .model_runner import ModelRunner
 from .step_ring import StepRingReader
-from .worker_group import WorkerSpec
+from .worker_group import LastWords, WorkerSpec, say_last_words
 
 logger = logging.getLogger(__name__)
 
@@ -33,34 +36,62 @@ def main() -> int:
     """Runs until rank 0 closes the ring; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
-    args = spec.args
     _die_with_parent(spec)
-    setup_logging(f"rank {spec.rank}", args.log_level)
-    device = Device.resolve(args.device, spec.rank)
-    communicator = connect(args, f"/proc/self/fd/{spec.memory_fd}", spec.rank, device)
+    setup_logging(f"rank {spec.rank}", spec.args.log_level)
     try:
-        config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
-        ring = StepRingReader(spec.ring, spec.rank - 1)
-        replies = Connection(spec.reply_fd, readable=False)
-        with device.own_stream():
-            runner = build_rank(args, config, device, communicator)
-            while (frame := ring.receive()) is not None:
-                work = deserialize_plan(frame)
-                if isinstance(work, StepPlan):
-                    runner.run(work)
-                    communicator.check()
-                else:
-                    replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
+        _serve(spec)
     except ConfigError as error:
         logger.error("%s", error)
-        communicator.abort()
+        say_last_words(spec, LastWords(str(error), is_config_error=True))
         return EXIT_CONFIG
-    except RuntimeError as error:  # EngineDeadError is one
-        is_echo = isinstance(error, CommunicatorAborted)  # who aborted the group has said why
-        logger.log(logging.DEBUG if is_echo else logging.ERROR, "%r", error)
-        communicator.abort()
+    except CommunicatorAborted as error:  # who aborted the group has said why
+        logger.debug("%r", error)
         return EXIT_INTERNAL
+    except RuntimeError as error:  # EngineDeadError is one
+        logger.error("%r", error)
+        say_last_words(spec, LastWords(str(error)))
+        return EXIT_INTERNAL
+    except Exception as error:
+        say_last_words(spec, LastWords(f"{type(error).__name__}: {error}"))
+        raise
     return EXIT_CLEAN
+
+
+def _serve(spec: WorkerSpec) -> None:
+    """Until rank 0 closes the ring. Ends the waits of all ranks when it fails."""
+    device = Device.resolve(spec.args.device, spec.rank)
+    communicator = connect(spec.args, f"/proc/self/fd/{spec.memory_fd}", spec.rank, device)
+    try:
+        _run_steps(spec, device, communicator)
+    except BaseException:
+        communicator.abort()
+        raise
+
+
+def _run_steps(spec: WorkerSpec, device: Device, communicator: Communicator) -> None:
+    args = spec.args
+    config = ModelConfig.from_dir(args.model_path or "", args.json_model_override_args)
+    ring = StepRingReader(spec.ring, spec.rank - 1)
+    replies = Connection(spec.reply_fd, readable=False)
+    with device.own_stream():
+        runner = build_rank(args, config, device, communicator)
+        seal = StepSeal(runner, spec.rank)
+        while (frame := ring.receive()) is not None:
+            work = seal.open(frame)
+            if isinstance(work, StepPlan):
+                _run_step(spec, device, runner, work)
+                communicator.check()
+            else:
+                replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
+
+
+def _run_step(spec: WorkerSpec, device: Device, runner: ModelRunner, plan: StepPlan) -> None:
+    try:
+        runner.run(plan)
+    except RuntimeError as error:
+        if OutOfMemory.of(error) is None:
+            raise
+        raise RuntimeError(step_failure(spec.args, device, error)) from error
 
 
 def _die_with_parent(spec: WorkerSpec) -> None:

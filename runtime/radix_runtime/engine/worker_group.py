@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from ..config import ServerArgs
-from ..errors import EngineDeadError
+from ..errors import EXIT_INTERNAL, EngineDeadError
 from ..spawn import start_process
 from .commands import CommandReply
 from .step_ring import RingHandle, StepRing
@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0  # that a worker has to end by itself
 _REPLY_SECONDS = 600.0  # that it has for a command
+# A worker that ends without a word mostly follows another, which is given so long to be told first.
+_ECHO_SECONDS = 1.0
+_MOST_WORDS = 2000  # characters
+_PIPE_BYTES = 64 << 10  # what a pipe holds at least of one write
 
 
 class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -30,9 +34,23 @@ class WorkerSpec(msgspec.Struct, forbid_unknown_fields=True):
     memory_fd: int
     ring: RingHandle
     reply_fd: int  # write end of the pipe for CommandReplies
+    words_fd: int  # write end of the pipe for its LastWords
     parent_pid: int  # rank 0's process
     # The main thread started the worker, which may then ask the kernel to end it with that thread.
     main_thread: bool
+
+
+class LastWords(msgspec.Struct, forbid_unknown_fields=True):
+    """What a worker says of its end, before it exits."""
+
+    text: str
+    is_config_error: bool = False
+
+
+def say_last_words(spec: WorkerSpec, words: LastWords) -> None:
+    """In a worker, once."""
+    words.text = words.text[:_MOST_WORDS]
+    os.write(spec.words_fd, msgspec.json.encode(words))
 
 
 class WorkerGroup:
@@ -46,6 +64,8 @@ class WorkerGroup:
         self.ring = StepRing(args.tp_size - 1)
         self._memory_fd = os.memfd_create("radix-comm")
         self._replies: list[Connection] = []
+        self._words: list[int] = []  # read ends of the pipes for LastWords
+        self.is_config_error = False  # a worker has died of its configuration
         self.processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self._watchers: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -59,16 +79,19 @@ class WorkerGroup:
     def _start(self, args: ServerArgs, rank: int) -> subprocess.Popen[bytes]:
         read_fd, reply_fd = os.pipe()
         self._replies.append(Connection(read_fd, writable=False))
+        read_fd, words_fd = os.pipe()
+        self._words.append(read_fd)
         spec = WorkerSpec(
             args=args,
             rank=rank,
             memory_fd=self._memory_fd,
             ring=self.ring.handle,
             reply_fd=reply_fd,
+            words_fd=words_fd,
             parent_pid=os.getpid(),
             main_thread=threading.current_thread() is threading.main_thread(),
         )
-        descriptors = [self._memory_fd, reply_fd, *self.ring.handle.fds]
+        descriptors = [self._memory_fd, reply_fd, words_fd, *self.ring.handle.fds]
         # What it prints is no output of this program.
         process = start_process(
             "radix_runtime.engine.worker",
@@ -76,7 +99,9 @@ class WorkerGroup:
             stdout=2,
             pass_fds=descriptors,
         )
-        os.close(reply_fd)  # its end in the worker is the last: a death ends what waits for a reply
+        # Their ends in the worker are the last: a death ends what waits for a reply.
+        os.close(reply_fd)
+        os.close(words_fd)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone
@@ -95,18 +120,30 @@ class WorkerGroup:
     def _watch(
         self, rank: int, process: subprocess.Popen[bytes], on_death: Callable[[str], None]
     ) -> None:
-        code = process.wait()
+        frame = os.read(self._words[rank - 1], _PIPE_BYTES)  # nothing where it ends without
+        if frame:
+            words = msgspec.json.decode(frame, type=LastWords)
+            how = f"failed: {words.text}"
+        else:
+            words = LastWords("")
+            how = self._await_exit(process)
         with self._lock:
             if self._closed or self._death_told.is_set():
                 return  # asked for, or the consequence of the first death
-            if code < 0:
-                how = f"was killed by {signal.Signals(-code).name}"
-            else:
-                how = f"exited with {code}"
             reason = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
             logger.error("%s", reason)
+            self.is_config_error = words.is_config_error
             on_death(reason)
             self._death_told.set()
+
+    def _await_exit(self, process: subprocess.Popen[bytes]) -> str:
+        """How a worker that has said nothing has ended."""
+        code = process.wait()
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        if code == EXIT_INTERNAL:
+            self._death_told.wait(_ECHO_SECONDS)
+        return f"exited with {code}"
 
     def receive_replies(self) -> list[CommandReply]:
         """Each worker's answer to the command that was published last, in the order of ranks.
@@ -146,5 +183,7 @@ class WorkerGroup:
             watcher.join()
         for connection in self._replies:
             connection.close()
+        for descriptor in self._words:
+            os.close(descriptor)
         self.ring.release()
         os.close(self._memory_fd)

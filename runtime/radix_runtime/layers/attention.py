@@ -122,10 +122,21 @@ class Attention(Layer, Fusible):
             self.spec = replace(self.spec, sinks=self.sinks.data)
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        *,
+        reduce: bool = True,
     ) -> torch.Tensor:
         """residual + attention of hidden, both [T, hidden_size]; stores the tokens' keys and
-        values. residual's memory may become the result."""
+        values. residual's memory may become the result. `reduce`: False leaves the sum over the
+        ranks to the caller."""
+        out_product = self.o_proj if reduce else self.o_proj.part
+        return out_product(self._attend(hidden, batch), residual)
+
+    def _attend(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """What this rank's heads attend to, [T, heads * head_dim], of hidden's dtype."""
         spec = self.spec
         pool = batch.kv_pool
         q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
@@ -160,7 +171,7 @@ class Attention(Layer, Fusible):
         if self._query_scales is not None:
             q.mul_(self._query_scales[batch.positions].to(q.dtype))
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
-        return self.o_proj(out.flatten(1).to(hidden.dtype), residual)
+        return out.flatten(1).to(hidden.dtype)
 
 
 def _query_scales(ctx: BuildContext, scale: PositionScale) -> torch.Tensor:

@@ -131,8 +131,11 @@ class RowParallelLinear(_Linear):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, this rank's inputs] -> [T, out_features], the same on every rank, or this rank's
         part of the sum. residual [T, out_features] is added; its memory may become the result."""
-        if self._communicator.rank == 0:
-            out = self.method.apply(self, x, bias=self.bias, residual=residual)
-        else:
-            out = self.method.apply(self, x)
+        out = self.part(x, residual)
         return self._communicator.all_reduce(out) if self._reduce else out
+
+    def part(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's part of the sum that `forward` gives."""
+        if self._communicator.rank == 0:
+            return self.method.apply(self, x, bias=self.bias, residual=residual)
+        return self.method.apply(self, x)

@@ -128,10 +128,21 @@ class LatentAttention(Layer, Fusible):
         return columns * spec.latent_dim * self._dtype.itemsize
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        *,
+        reduce: bool = True,
     ) -> torch.Tensor:
         """residual + attention of hidden, both [T, hidden_size]; stores the tokens' latent values.
-        residual's memory may become the result."""
+        residual's memory may become the result. `reduce`: False leaves the sum over the ranks to
+        the caller."""
+        out_product = self.o_proj if reduce else self.o_proj.part
+        return out_product(self._attend(hidden, batch), residual)
+
+    def _attend(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """What this rank's heads attend to, [T, heads * value_dim]."""
         spec = self.spec
         cache = batch.kv_pool.latent[self.latent_spec.layer_id]
         q = self._queries(hidden)
@@ -156,7 +167,7 @@ class LatentAttention(Layer, Fusible):
             out[:decoding] = self._decode(q[:decoding], batch)
         if decoding < len(hidden):
             out[decoding:] = self._prefill(q[decoding:], batch)
-        return self.o_proj(out.flatten(1), residual)
+        return out.flatten(1)
 
     def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, this rank's heads, nope_dim + rope_dim]."""

@@ -33,12 +33,15 @@ class GatedMLP(Fusible):
         )
         self.activation = spec.activation
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """residual + the MLP of x, both [T, hidden_size]; residual's memory may become the
-        result."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, *, reduce: bool = True
+    ) -> torch.Tensor:
+        """residual + the MLP of x, both [T, hidden_size]; residual's memory may become the result.
+        `reduce`: False leaves the sum over the ranks to the caller."""
         projection = self.gate_up_proj
         if self.activation == "silu" and projection.bias is None:
             gated = projection.method.apply_silu_and_mul(projection, x)
         else:
             gated = apply_activation(self.activation, projection(x))
-        return self.down_proj(gated, residual)
+        down_product = self.down_proj if reduce else self.down_proj.part
+        return down_product(gated, residual)

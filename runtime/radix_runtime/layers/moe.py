@@ -208,9 +208,11 @@ class SparseMoe(Layer, Fusible):
             for part in ("gate_proj", "up_proj", "down_proj"):
                 yield f"experts.{number}.{part}"
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, *, reduce: bool = True
+    ) -> torch.Tensor:
         """residual + the experts of x, both [T, hidden_size]; residual's memory may become the
-        result."""
+        result. `reduce`: False leaves the sum over the ranks, without a residual, to the caller."""
         weights, ids = self.gate.route(x)
         out = self.experts(x, weights, ids)
         if self.shared_expert is not None:
@@ -220,5 +222,6 @@ class SparseMoe(Layer, Fusible):
                 weights, _ = ops.topk_sigmoid(logits, 1, renormalize=False)
                 shared = shared * weights  # in float32, so that the sum is rounded once
             out = (out + shared).to(x.dtype)
-        out = self._communicator.all_reduce(out)
+        if reduce:
+            out = self._communicator.all_reduce(out)
         return out if residual is None else residual.add_(out)

@@ -9,6 +9,9 @@ from torch import nn
 from ..batch import ForwardBatch
 from ..shortcuts import reset_shortcuts
 
+# What a subclass that overrides `compute_logits` does not inherit.
+_SHORTCUTS = ("greedy_tokens", "vocabulary_shard", "shard_logits")
+
 
 class CausalLM(nn.Module, ABC):
     """A decoder with an output head. Constructed from (BuildContext, ModelConfig) on the meta
@@ -17,7 +20,7 @@ class CausalLM(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        reset_shortcuts(cls, CausalLM, "compute_logits", ["greedy_tokens"])
+        reset_shortcuts(cls, CausalLM, "compute_logits", _SHORTCUTS)
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -35,3 +38,14 @@ class CausalLM(nn.Module, ABC):
         none is finite, without writing logits; None where no kernel can. Not inherited by a
         subclass that overrides `compute_logits`."""
         return None
+
+    def vocabulary_shard(self) -> range | None:
+        """The ids whose logits `shard_logits` gives on this rank, not none, and beginning at a
+        multiple of 4; None on all ranks where it gives none. Not inherited as `greedy_tokens` is
+        not."""
+        return None
+
+    def shard_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the logits, float32 [S, len(vocabulary_shard())], whose elements
+        are contiguous. No collective. Raises NotImplementedError without a `vocabulary_shard`."""
+        raise NotImplementedError(f"{type(self).__name__} gives no logits of a rank")

@@ -17,6 +17,7 @@ from ..layers.mla import LatentAttention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMoe
 from ..layers.norm import LayerNorm, RMSNorm, build_norm
+from ..layers.reduced_norms import ReducedNorms
 from ..layers.rotary import RotaryTables
 from ..model_config import ModelConfig
 from ..quantization.config import LayerKind
@@ -107,6 +108,7 @@ class Decoder(nn.Module):
             self._embedding_multiplier = float(multiplier)
         self._cpu_decoder = CpuDecoder(ctx, layers=self.layers, norm=self.norm)
         self._gpu_decoder = GpuDecoder(ctx, layers=self.layers, norm=self.norm)
+        self._reduced_norms = ReducedNorms(ctx, layers=self.layers, norm=self.norm)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """The normed hidden states of the step's tokens, [T, hidden_size]."""
@@ -117,6 +119,8 @@ class Decoder(nn.Module):
             return self._cpu_decoder(hidden, batch)
         if self._gpu_decoder.applies_to(batch):
             return self._gpu_decoder(hidden, batch)
+        if self._reduced_norms.applies:
+            return self._reduced_norms(hidden, batch)
         for layer in self.layers:
             hidden = layer(hidden, batch)
         return self.norm(hidden)
@@ -155,13 +159,21 @@ class DecoderForCausalLM(CausalLM):
         self, hidden: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         logits = self.head.logits(hidden, out)
-        if logits is None:
-            return None
+        return None if logits is None else self._scale(logits)
+
+    def _scale(self, logits: torch.Tensor) -> torch.Tensor:
+        """Products of the head -> logits, in place."""
         if self._logit_multiplier != 1:
             logits.mul_(self._logit_multiplier)
         if self._logit_softcap is not None:
             logits.div_(self._logit_softcap).tanh_().mul_(self._logit_softcap)
         return logits
+
+    def vocabulary_shard(self) -> range | None:
+        return self.head.shard
+
+    def shard_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._scale(self.head.shard_logits(hidden))
 
     def greedy_tokens(self, hidden: torch.Tensor) -> torch.Tensor | None:
         if self._logit_multiplier != 1 or self._logit_softcap is not None:

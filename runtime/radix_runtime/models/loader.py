@@ -25,7 +25,7 @@ from ..families.names import Drop, Rename, Rule, apply_rules
 from ..families.tensor_views import TensorSource
 from ..gguf import is_gguf, open_gguf
 from ..layers.base import BuildContext, Layer, part_name
-from ..layers.weight import WeightLayer
+from ..layers.weight import WeightLayer, weight_bytes
 from ..model_config import ModelConfig
 from ..progress import with_progress
 from ..quantization.gguf_tensors import gguf_tensors
@@ -72,15 +72,17 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
+    start = time.monotonic()
     if checkpoint is None:
         seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
-        _fill_random(_progress(params, len(params), quiet=quiet, device=ctx.device), seed)
+        _fill_random(_progress(params, len(params), quiet=quiet), seed)
     else:
         checkpoint.leave_out(_elsewhere(model))
         places = _places(params)
         _check(places, checkpoint.headers(), ctx.quantization.may_be_left_over)
         tensors = checkpoint.tensors()
-        _fill(places, _progress(tensors, len(places), quiet=quiet, device=ctx.device))
+        _fill(places, _progress(tensors, len(places), quiet=quiet))
+    _tell_end(model, start, quiet=quiet, device=ctx.device)
     for layer in layers:
         layer.complete()
     return model
@@ -148,22 +150,32 @@ def model_class(architecture: str) -> type[CausalLM]:
     return DecoderForCausalLM
 
 
-def _progress(items: Iterable[T], total: int, *, quiet: bool, device: torch.device) -> Iterator[T]:
-    """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. A last
-    line says how long it took until `device` had them all. `quiet`: no bar, and lines of level
-    debug."""
+def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
+    """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. `quiet`:
+    no bar, and lines of level debug."""
     bar = with_progress(items, "loading weights", total, hidden=quiet)
     level = logging.DEBUG if quiet else logging.INFO
-    start = time.monotonic()
-    last_line = start
+    last_line = time.monotonic()
     for done, item in enumerate(bar):
         if bar.disable and time.monotonic() - last_line >= _NEWS_SECONDS:
             last_line = time.monotonic()
             logger.log(level, "loading weights: %d of %d tensors", done, total)
         yield item
+
+
+def _tell_end(model: nn.Module, start: float, *, quiet: bool, device: torch.device) -> None:
+    """How long it took until `device` had all weights, and how many bytes a second that are."""
     if device.type != "cpu":
         torch.cuda.synchronize(device)
-    logger.log(level, "loading weights took %.1f s", time.monotonic() - start)
+    seconds = time.monotonic() - start
+    size = weight_bytes(model) / 1e9
+    logger.log(
+        logging.DEBUG if quiet else logging.INFO,
+        "loading weights took %.1f s: %.3g GB, %.3g GB/s",
+        seconds,
+        size,
+        size / max(seconds, 1e-6),
+    )
 
 
 class _Tensor(NamedTuple):
