@@ -200,7 +200,7 @@ class PaddedSteps:
         chunks = [self._chunk_plan(n) for n in self.shapes.token_sizes]
         plans = [*reversed(chunks), *reversed(decodes)]
         for plan in plans:
-            plan.has_masks = True  # which are drawn under whole logits
+            plan.has_masks = True  # so that candidates are not enough
         return plans
 
     def candidate_plans(self) -> list[StepPlan]:
