@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from radix_kernels._choices import HOPPER_ROWS, blas_is_ahead, triton_experts_are_faster
+from radix_kernels._choices import (
+    HOPPER_ROWS,
+    blas_is_ahead,
+    blas_is_ahead_of_fused,
+    triton_experts_are_faster,
+)
 
 # Weights [n, k] of 16 bits: 4 MiB and 96 MiB are 2**21 and 48 * 2**20 elements.
 SMALLEST = (2048, 1024)
@@ -31,6 +36,32 @@ LARGEST = (8192, 6143)
 def test_where_blas_is_ahead(rows, shape, ahead):
     n, k = shape
     assert blas_is_ahead(rows, n, k) == ahead
+
+
+@pytest.mark.parametrize(
+    ("rows", "gated", "ahead"),
+    [
+        (HOPPER_ROWS, True, False),
+        (HOPPER_ROWS + 1, False, True),
+        (115, False, True),
+        (116, False, False),
+        (127, True, True),
+        (128, True, False),
+        (129, False, True),
+        (230, False, True),
+        (231, False, False),
+        (255, True, True),
+        (256, True, False),
+        (257, False, True),
+        (460, False, True),
+        (461, False, False),
+        (511, True, True),
+        (513, True, False),
+    ],
+)
+def test_where_blas_is_ahead_of_fused_products(rows, gated, ahead):
+    assert blas_is_ahead_of_fused(rows, 6144, 1024, gated=gated) == ahead
+    assert not blas_is_ahead_of_fused(rows, 6144, 1023, gated=gated)  # less than 12 MiB
 
 
 @pytest.mark.parametrize(

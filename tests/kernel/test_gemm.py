@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _dispatch
+from radix_kernels import _choices, _dispatch
 from tests.kernel.gemm_cases import HALVES, on_gpu
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
 
@@ -331,3 +331,42 @@ def test_what_the_fused_kernel_is_given(rows, rng, hopper):
     assert hopper == [count] * 3
     with pytest.raises(ValueError, match="out"):
         rk.linear_silu_and_mul(x, w, out=make(*rows[::-1], 32))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("rows", [(), (1,), (3, 5), (0,)], ids=str)
+def test_torch_adds_a_residual(rows, in_place, rng):
+    """Into out, over the residual or beside it, with gaps and without out."""
+    x = spread((*rows, 40), torch.float32, rng)
+    w = spread((24, 40), torch.float32, rng)
+    residual = spread((*rows, 24), torch.float32, rng)
+    expected = oracle_linear(x, w, None, residual)
+    before = residual.clone()
+    out = residual if in_place else torch.full_like(residual, torch.nan)
+    assert rk.linear(x, w, residual=residual, out=out) is out
+    assert_close("linear", out, expected, WIDE)
+    if in_place:
+        return
+    assert_same_bits(residual, before)
+    assert_close("linear", rk.linear(x, w, residual=residual), expected, WIDE)
+    spaced = torch.full((*rows, 48), torch.nan)[..., ::2]
+    rk.linear(x, w, residual=residual, out=spaced)
+    assert_close("linear", spaced, expected, WIDE)
+    transposed = residual.mT.contiguous().mT if len(rows) > 1 else residual
+    assert_close("linear", rk.linear(x, w, residual=transposed, out=out), expected, WIDE)
+
+
+@pytest.mark.cpu_only
+def test_where_blas_is_ahead_nothing_is_fused(rng, hopper, monkeypatch):
+    monkeypatch.setattr(_choices, "blas_is_ahead_of_fused", lambda *args, gated: True)
+    x, w, residual = (
+        spread(shape, torch.bfloat16, rng).as_subclass(_OnHopper)
+        for shape in ((70, 64), (64, 64), (70, 64))
+    )
+    expected = oracle_linear(x, w, None, residual).as_subclass(torch.Tensor)
+    got = rk.linear(x, w, residual=residual, out=residual)
+    assert_close("linear", got.as_subclass(torch.Tensor), expected, ROUNDED[x.dtype])
+    assert hopper == []
+    rk.linear(x, w, spread((64,), torch.bfloat16, rng).as_subclass(_OnHopper), residual=residual)
+    assert hopper == [70]  # cuBLAS adds one of both

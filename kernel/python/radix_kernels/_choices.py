@@ -29,6 +29,21 @@ def blas_is_ahead(rows: int, n: int, k: int) -> bool:
     return k <= longest_k and n <= 8192 and 4 * _MEBIBYTE <= weight_bytes < 96 * _MEBIBYTE
 
 
+def blas_is_ahead_of_fused(rows: int, n: int, k: int, *, gated: bool) -> bool:
+    """Whether cuBLAS and what stands behind it, apart, are ahead of Hopper's kernel for 16-bit `x
+    [rows, k] @ weight [n, k].T` with a residual or, `gated`, SiLU-and-mul (docs/kernels/gemm.md).
+
+    They are where a batch of 65 to 511 rows leaves some of the kernel's last tile empty: a tenth,
+    or gated anything; for weights of 12 MiB and more. Rows of smaller weights stay with the kernel.
+    """
+    if not HOPPER_ROWS < rows < 512 or 2 * n * k < 12 * _MEBIBYTE:
+        return False
+    tile = 128 if rows <= 128 else 256
+    held = -(-rows // tile) * tile
+    most = held if gated else 0.9 * held
+    return rows < most
+
+
 def triton_experts_are_faster(pairs: int, experts: int, fp8: bool) -> bool:
     """Whether Triton's `fused_experts` is faster than Hopper's for that many (token, expert) pairs
     and local experts (docs/kernels/notes/moe.md: three models).

@@ -4,12 +4,13 @@
                 neither the other rows nor the number of threads
     Hopper      on sm_90, 16-bit operands whose rows begin at multiples of 16 bytes, K in multiples
                 of 8: up to 64 rows unless cuBLAS is ahead (`_choices.blas_is_ahead`); of more, N in
-                multiples of 8, where something is fused (a residual, a gate). A row's bits depend
-                neither on the other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128,
-                129 .. 256 and above. With a PackedWeight it fetches the first bytes of the weight
-                while the preceding kernel still runs
+                multiples of 8, where something is fused (a residual, a gate) and cuBLAS is not
+                ahead all the same (`blas_is_ahead_of_fused`). A row's bits depend neither on the
+                other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and
+                above. With a PackedWeight it fetches the first bytes of the weight while the
+                preceding kernel still runs
     torch       everything else on a GPU, and an unpacked weight on the CPU. cuBLAS may round
-                partial sums to x's dtype; a residual is added to the rounded product
+                partial sums to x's dtype
 
 The Hopper way refuses whatever does not fit it, wrong arguments included: torch's way says what is
 wrong with them, in the same words for any number of rows.
@@ -93,8 +94,7 @@ def hopper_kernel(
     fused = gated or (residual is not None and not wide)
     if not _has_kernel(rows, n, fused, residual, out):
         return None
-    other_bias = bias is not None and bias.dtype != x.dtype
-    if not (fused or wide or other_bias) and _choices.blas_is_ahead(rows, n, k):
+    if _blas_is_ahead(rows, n, k, x, bias, gated=gated, fused=fused, wide=wide):
         return None
     return run if _aligned(_flat(x)) and _aligned(w) else None
 
@@ -130,7 +130,9 @@ def run_torch(
     bias, residual, target = torch_views(bias, residual, out)
     check_linear(op, given, w, bias, residual, target)
     on_gpu = given.device.type != "cpu"
-    if on_gpu and name == "float32" and dtype_name(given) != "float32":
+    if _is_plain_sum(given, bias, residual, name):
+        result = _sum_with_residual(given, w, residual, target)
+    elif on_gpu and name == "float32" and dtype_name(given) != "float32":
         result = _wide_product(given, w, bias, residual)
         if target is not None:
             target.copy_(result)
@@ -165,6 +167,16 @@ def _has_kernel(rows: int, n: int, fused: bool, residual: Any, out: Any) -> bool
     return fused and n % 8 == 0 and aligned
 
 
+def _blas_is_ahead(
+    rows: int, n: int, k: int, x: Any, bias: Any, *, gated: bool, fused: bool, wide: bool
+) -> bool:
+    """Whether torch's way is faster, of those that give the same."""
+    if fused:
+        return bias is None and _choices.blas_is_ahead_of_fused(rows, n, k, gated=gated)
+    has_other_bias = bias is not None and bias.dtype != x.dtype
+    return not (wide or has_other_bias) and _choices.blas_is_ahead(rows, n, k)
+
+
 def _is_weight_of(w: Any, x: Any) -> bool:
     if not is_torch(w) or w.ndim != 2 or w.dtype != x.dtype:
         return False
@@ -196,6 +208,29 @@ def _accumulator(x: Any, bias: Any) -> Any:
     it adds a bias of its own dtype; elsewhere the operands are widened."""
     by_itself = x.device.type != "cpu" and (bias is None or bias.dtype == x.dtype)
     return x.dtype if by_itself else torch.float32
+
+
+def _is_plain_sum(x: Any, bias: Any, residual: Any, name: str) -> bool:
+    """Whether one call of torch's multiplies, adds a residual and rounds."""
+    return (
+        residual is not None
+        and bias is None
+        and dtype_name(x) == name
+        and _accumulator(x, bias) == x.dtype
+    )
+
+
+def _sum_with_residual(x: Any, w: Any, residual: Any, out: Any) -> Any:
+    """residual + x @ w.T, into out where that is given; residual may be out. The residual is added
+    before the sum is rounded."""
+    if out is not None and out.is_contiguous():
+        is_residual = out.data_ptr() == residual.data_ptr() and out.stride() == residual.stride()
+        if not is_residual:
+            out.copy_(residual)
+        _flat(out).addmm_(_flat(x), w.t())
+        return out
+    result = torch.addmm(_flat(residual), _flat(x), w.t()).view(residual.shape)
+    return result if out is None else out.copy_(result)
 
 
 def _wide_product(x: Any, w: Any, bias: Any, residual: Any) -> Any:
