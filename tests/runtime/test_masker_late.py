@@ -101,3 +101,43 @@ def test_a_slow_grammar_comes_after_the_others(monkeypatch: pytest.MonkeyPatch) 
         assert read_frame(ours) == Filled([0, 2])
         server._work()
         assert read_frame(ours) == Filled([1])
+
+
+class SteadyBackend(CountingBackend):
+    """A millisecond for each mask, half a second more where one is of the grammar `slow`."""
+
+    def fill(self, answers: list[Advance], rows: np.ndarray) -> None:
+        time.sleep(0.001 * len(answers))
+        if any(answer.matcher.text == "slow" for answer in answers):
+            time.sleep(0.5)
+
+
+def test_many_masks_are_not_slow_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed at once, however long they take, unless one of them stands out."""
+    monkeypatch.setattr(masker_process, "_SLOW_SECONDS", 0.02)
+    monkeypatch.setattr(masker_process, "_USUAL_SECONDS", 0.003)
+    ours, theirs = socket.socketpair()
+    backend = SteadyBackend()
+    monkeypatch.setattr(masker_process.grammar_backends, "get", lambda name: lambda v, n: backend)
+    rows = np.zeros((64, VOCABULARY.mask_words), np.uint32)
+    server = masker_process.MaskServer(
+        theirs, hello=hello(cache_bytes=1 << 20), rows=rows, at_work=np.zeros(1, np.uint32)
+    )
+    with ours, theirs:
+        for job in range(40):
+            server.handle(Open(job, Constraint("regex", "slow" if job == 39 else "fast")))
+        for _ in range(40):
+            assert isinstance(read_frame(ours), Accepted)
+        wait(lambda: all_built(server))
+        fast = list(range(39))
+        for _ in range(3):
+            server.handle(Fill([RowFill(job=job, row=job, ids=[]) for job in fast]))
+            server._work()
+            assert read_frame(ours) == Filled(fast)
+        everyone = [*fast, 39]
+        server.handle(Fill([RowFill(job=job, row=job, ids=[]) for job in everyone]))
+        server._work()
+        assert read_frame(ours) == Filled(everyone)
+        server.handle(Fill([RowFill(job=job, row=job, ids=[]) for job in everyone]))
+        server._work()
+        assert read_frame(ours) == Filled([0])  # they are told apart

@@ -40,7 +40,9 @@ from .registry import grammar_backends
 
 _BUILDER_NICENESS = 3  # masks come before new grammars
 _BUILDER_STACK = 64 << 20  # more than a compiler's: what that has passed must not crash here
-_SLOW_SECONDS = 0.002  # of masks that are computed together, mostly much less
+_SLOW_SECONDS = 0.002  # of a mask, beyond what those that are computed with it usually take
+_USUAL_SECONDS = 50e-6  # of one mask among several, at most; what they take here is learnt
+_LEARNING = 0.1  # of a new measurement
 _LEAST_BYTES = 64 << 10  # that a grammar counts for
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ALL = np.uint32(0xFFFFFFFF)
@@ -131,6 +133,7 @@ class MaskServer:
         self._answers: dict[int, _Answer] = {}
         self._fast: list[RowFill] = []
         self._slow: deque[tuple[RowFill, bool]] = deque()  # and whether nothing else may work
+        self._usual_seconds = _USUAL_SECONDS
         self._to_build: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._built: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # of the builder
@@ -277,7 +280,7 @@ class MaskServer:
         if advances:
             self._backend.fill(advances, self._rows)
         # Of several nobody knows whose fault it was: the next time they are told apart.
-        is_slow = time.perf_counter() - began > _SLOW_SECONDS
+        is_slow = self._were_slow(len(advances), time.perf_counter() - began)
         failed = {}
         for row, answer in answers.items():
             answer.is_slow = is_slow
@@ -292,6 +295,16 @@ class MaskServer:
                 answer.budget.force(self._rows[row])
         free = [answer.opened.job for answer in answers.values() if answer.is_free]
         self._send(Filled([fill.job for fill in fills], failed=failed, free=free))
+
+    def _were_slow(self, count: int, seconds: float) -> bool:
+        """Whether one of so many masks, which were computed together, took much longer than they
+        usually do."""
+        if seconds > _SLOW_SECONDS + 2 * count * self._usual_seconds:
+            return True
+        if count:
+            usual = min(seconds / count, _USUAL_SECONDS)
+            self._usual_seconds += _LEARNING * (usual - self._usual_seconds)
+        return False
 
     def _send(self, *frames: Frame) -> None:
         data = b"".join(pack_frame(frame) for frame in frames)
