@@ -15,6 +15,7 @@ FAMILIES = (
     "linear",
     "linear_argmax",
     "linear_quantized",
+    "linear_super_blocks",
     "attention",
     "attention_int8",
     "attention_merge",

@@ -111,6 +111,27 @@ def test_gguf_types(quant_type, kind, group, has_mins, rng):
         check_packed(found, expected.astype(np.float64), rng)
 
 
+@pytest.mark.parametrize("quant_type", ["Q4_K", "Q5_K", "Q6_K"])
+def test_super_blocks(quant_type):
+    """The same elements as gguf-py reads, of scales as the file has them."""
+    for n, blocks in ((1, 1), (21, 3)):
+        data = gguf_blocks(quant_type, n, blocks, seed=n)
+        expected = gguf.dequantize(data, gguf.GGMLQuantizationType[quant_type])
+        found = rk.unpack_gguf(data, quant_type, in_super_blocks=True)
+        assert found["kind"] == quant_type.lower()
+        assert found["scales"].dtype == torch.float16
+        assert found["scales"].shape == (n, blocks)
+        assert torch.equal(values_of(found), torch.from_numpy(expected))
+
+
+def test_other_types_have_no_super_blocks():
+    data = gguf_blocks("Q4_1", 5, 2, seed=1)
+    flat = rk.unpack_gguf(data, "Q4_1")
+    found = rk.unpack_gguf(data, "Q4_1", in_super_blocks=True)
+    assert (found["kind"], found["sub_scales"], found["sub_mins"]) == ("int4", None, None)
+    assert torch.equal(found["w"], flat["w"])
+
+
 def test_what_is_not_read():
     blocks = torch.zeros(4, 36, dtype=torch.uint8)
     with pytest.raises(NotImplementedError, match="'Q3_K', supported are Q4_0, Q4_1, "):

@@ -30,8 +30,9 @@ QUANTIZED = {
 # Types of GGUF files: the kind they are held as, bytes of a block, its inputs, bytes an element.
 GGUF_TYPES = {
     "Q4_1": ("w4a8", 20, 32, 0.5 + 4 / 32),
-    "Q4_K": ("w4a8", 144, 256, 0.5 + 8 / 32),
-    "Q6_K": ("w8a8", 210, 256, 1 + 4 / 16),
+    "Q4_K": ("q4_k", 144, 256, 148 / 256),
+    "Q5_K": ("q5_k", 176, 256, 180 / 256),
+    "Q6_K": ("q6_k", 210, 256, 212 / 256),
 }
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class _Weight:
         if kind in GGUF_TYPES:
             packed_kind, size, inputs, _ = GGUF_TYPES[kind]
             blocks = torch.randint(256, (self.n, self.k // inputs * size), dtype=torch.uint8)
-            arguments = rk.unpack_gguf(blocks, kind)
+            arguments = rk.unpack_gguf(blocks, kind, in_super_blocks=True)
             arguments["kind"] = packed_kind
             arguments["scales"].fill_(0.01)  # random bits are no scales
             if arguments["mins"] is not None:

@@ -39,7 +39,8 @@ struct PackedDesc {
       case RK_LAYOUT_PAIRS16: return "pairs16";
       case RK_LAYOUT_LANES16: return "lanes16";
       case RK_LAYOUT_QUADS16: return "quads16";
-      default: return "nibbles16";
+      case RK_LAYOUT_NIBBLES16: return "nibbles16";
+      default: return "supers16";
     }
   }
 };

@@ -7,6 +7,7 @@
 
 #include "common/tensor.h"
 #include "cpu/linear/layout.h"
+#include "cpu/linear/matrix.h"
 #include "cpu/simd_scalar.h"
 #include "cpu/thread_pool.h"
 
@@ -14,6 +15,7 @@ namespace radix::cpu::RK_ISA {
 namespace {
 
 using linear_layout::kBlockN;
+using linear_layout::Matrix;
 using linear_layout::Quantized;
 
 constexpr int64_t kGrainCodes = 1 << 15;
@@ -26,15 +28,6 @@ void for_blocks(const rk_packed_desc& desc, const Quantized& q, const Fn& fn) {
                  for (int64_t block = begin; block < end; block++) fn(block);
                });
 }
-
-// A tensor [n, columns] with free strides.
-template <class T>
-struct Matrix {
-  T* data;
-  int64_t row, col;
-  explicit Matrix(const rk_tensor& t) : data(data_ptr<T>(t)), row(t.strides[0]), col(t.strides[1]) {}
-  T& operator()(int64_t n, int64_t k) const { return data[n * row + k * col]; }
-};
 
 uint8_t get_code(const Quantized& q, const uint8_t* block, int64_t n, int64_t k) {
   const uint8_t byte = block[q.code(n, k)];
