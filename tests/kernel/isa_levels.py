@@ -16,6 +16,7 @@ FAMILIES = (
     "linear_argmax",
     "linear_quantized",
     "linear_super_blocks",
+    "linear_mxfp4",
     "attention",
     "attention_int8",
     "attention_merge",

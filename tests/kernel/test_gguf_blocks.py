@@ -124,6 +124,20 @@ def test_super_blocks(quant_type):
         assert torch.equal(values_of(found), torch.from_numpy(expected))
 
 
+def test_mxfp4():
+    """4-bit floats, whatever the power of two, as gguf-py reads them: the two least powers are
+    those of subnormal numbers."""
+    rng = np.random.default_rng(5)
+    data = rng.integers(0, 256, (21, 9, 17), dtype=np.uint8)
+    data[..., 0] = rng.choice([0, 1, 2, 3, 100, 127, 140, 252], (21, 9))
+    rows = data.reshape(21, -1)
+    expected = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType.MXFP4))
+    assert torch.equal(rk.dequantize_gguf(rows, "MXFP4"), expected)
+    found = rk.unpack_gguf(rows, "MXFP4")
+    assert (found["kind"], found["group"], found["mins"]) == ("mxfp4", 32, None)
+    assert torch.equal(values_of(found), expected)
+
+
 def test_other_types_have_no_super_blocks():
     data = gguf_blocks("Q4_1", 5, 2, seed=1)
     flat = rk.unpack_gguf(data, "Q4_1")

@@ -17,7 +17,7 @@ bool has_super_blocks(const rk_packed_desc& desc) {
   return desc.kind >= RK_WEIGHT_Q4_K && desc.kind <= RK_WEIGHT_Q6_K;
 }
 bool holds_pairs(const rk_packed_desc& desc) {
-  return has_small_codes(desc) || desc.kind == RK_WEIGHT_Q4_K;
+  return has_small_codes(desc) || desc.kind == RK_WEIGHT_Q4_K || desc.kind == RK_WEIGHT_MXFP4;
 }
 constexpr int64_t kSuperInputs = 256;
 
@@ -29,7 +29,7 @@ constexpr int64_t kMostInputs = 1 << 17;
 
 void check_group(const char* op, const rk_packed_desc& desc) {
   const uint32_t group = desc.group;
-  if (has_super_blocks(desc)) {
+  if (has_super_blocks(desc) || desc.kind == RK_WEIGHT_MXFP4) {
     const uint32_t expected = desc.kind == RK_WEIGHT_Q6_K ? 16 : 32;
     if (group != expected) fail(RK_INVALID, "%s: group is %u, expected %u, the one of this kind", op, group, expected);
     return;
@@ -41,19 +41,28 @@ void check_group(const char* op, const rk_packed_desc& desc) {
          has_small_codes(desc) ? "32, 64 or 128" : "16, 32, 64 or 128, or 0 for whole rows");
 }
 
+void check_inputs(const char* op, const rk_packed_desc& desc) {
+  if (desc.k > kMostInputs)
+    fail(RK_UNSUPPORTED, "%s: weight has %lld inputs, quantized ones have at most %lld", op, (long long)desc.k,
+         (long long)kMostInputs);
+}
+
 void check_quantized(const char* op, const rk_packed_desc& desc) {
-  if (desc.kind > RK_WEIGHT_Q6_K) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
+  if (desc.kind > RK_WEIGHT_MXFP4) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
   check_group(op, desc);
   if (desc.zeros > (has_small_codes(desc) ? 1u : 0u))
     fail(RK_INVALID, "%s: zero points are for int4 and w4a8, this weight has none", op);
   if (desc.mins > 1 || (desc.mins && desc.zeros))
     fail(RK_INVALID, "%s: a weight has zero points or minima, not both", op);
   const DType type = dtype_of(desc.scale_dtype);
+  if (desc.kind == RK_WEIGHT_MXFP4) {
+    if (desc.mins) fail(RK_INVALID, "%s: minima are for integer codes, this weight has floats", op);
+    if (type != DType::u8) fail(RK_DTYPE, "%s: scales have a dtype that is not uint8", op);
+    return check_inputs(op, desc);
+  }
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
-  if (desc.k > kMostInputs)
-    fail(RK_UNSUPPORTED, "%s: weight has %lld inputs, quantized ones have at most %lld", op, (long long)desc.k,
-         (long long)kMostInputs);
+  check_inputs(op, desc);
 }
 
 rk_packed_desc check_desc(const char* op, const rk_packed_desc* given) {
@@ -121,7 +130,7 @@ void check_codes(const char* op, const rk_packed_desc& desc, const Arg& packed, 
 
 void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packed, const Unpacked& u) {
   if (is_quantized(desc) && (u.scales || u.written)) return check_codes(op, desc, packed, u);
-  if (has_super_blocks(desc))
+  if (has_super_blocks(desc) || desc.kind == RK_WEIGHT_MXFP4)
     fail(RK_UNSUPPORTED, "%s: scales are required, floats are not quantized to this kind", op);
   if (u.scales) fail(RK_INVALID, "%s: scales is given, but a dense weight has none", op);
   if (u.zeros || (desc.zeros && is_quantized(desc))) fail(RK_INVALID, "%s: zero points go with codes and scales", op);

@@ -12,6 +12,7 @@ inline rk_dtype dtype_named(const std::string& name) {
   if (name == "bfloat16") return {RK_CODE_BFLOAT, 16, 1};
   if (name == "float16") return {RK_CODE_FLOAT, 16, 1};
   if (name == "float32") return {RK_CODE_FLOAT, 32, 1};
+  if (name == "uint8") return {RK_CODE_UINT, 8, 1};
   throw py::type_error("pack_weight: dtype is " + name + ", expected bfloat16, float16 or float32");
 }
 

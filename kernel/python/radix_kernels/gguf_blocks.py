@@ -38,6 +38,7 @@ class _Codes(NamedTuple):
     group: int
     sub_scales: Any | None = None
     sub_mins: Any | None = None
+    powers: Any | None = None  # in place of scales: uint8, the exponent plus 127
 
     def flat(self) -> _Codes:
         """The same with a scale and minimum for each group: float32, which holds the products
@@ -72,13 +73,13 @@ def _spread(numbers: Any, small: Any) -> Any:
 
 def unpack_gguf(blocks: Array, quant_type: str, *, in_super_blocks: bool = False) -> GgufArguments:
     """A matrix [N, K] of a GGUF file, of one of ggml's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K,
-    Q5_K and Q6_K (quant_type).
+    Q5_K, Q6_K and MXFP4 (quant_type).
 
     blocks: uint8 [N, bytes of a row], as gguf-py's reader gives a tensor's data. Codes of 5 and 6
     bits become `int8`. Scales and minima are float16 as the file has them, in the K types float32,
     which holds their products exactly. Groups are of 32 inputs, in Q6_K of 16. in_super_blocks: the
     K types become the kinds `q4_k`, `q5_k` and `q6_k`, which keep scales and minima as the file has
-    them, small integers and float16; it says nothing to the others.
+    them, small integers and float16; it says nothing to the others. MXFP4 becomes the kind `mxfp4`.
 
     Rows stay in the file's order (llama.cpp's converter turns those of Llama's q and k).
     Errors: TypeError (dtype), ValueError (shape), NotImplementedError (another type).
@@ -86,13 +87,15 @@ def unpack_gguf(blocks: Array, quant_type: str, *, in_super_blocks: bool = False
     layout, rows = _blocks("unpack_gguf", blocks, quant_type)
     found = layout.read(rows)
     kind = "int4" if layout.run else "int8"
-    if in_super_blocks and found.sub_scales is not None:
+    if found.powers is not None:
+        kind = "mxfp4"
+    elif in_super_blocks and found.sub_scales is not None:
         kind = quant_type.lower()
     else:
         found = found.flat()
     return GgufArguments(
         w=_pairs(rows, layout) if layout.run else found.codes().view(torch.int8),
-        scales=found.scales,
+        scales=found.scales if found.powers is None else found.powers,
         kind=kind,
         mins=found.mins,
         group=found.group,
@@ -255,6 +258,24 @@ def _q6_k(blocks: Any) -> _Codes:
     return _Codes(codes=codes, scales=scales, mins=None, group=16, sub_scales=small)
 
 
+# Twice the float of each 4-bit code, which has a bit of sign, two of exponent, one of mantissa.
+_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _mxfp4(blocks: Any) -> _Codes:
+    """Floats of 4 bits; the power of two is that of the float's own value, half of that of twice
+    it."""
+    powers = blocks[..., 0]
+
+    def codes() -> Any:
+        twice = torch.tensor(_TWICE, dtype=torch.int8, device=blocks.device)
+        return twice[_nibbles(blocks[..., 1:]).flatten(1).int()]
+
+    one = torch.ones(powers.shape, dtype=torch.float32, device=blocks.device)
+    scales = torch.ldexp(one, powers.int() - 128)
+    return _Codes(codes=codes, scales=scales, mins=None, group=32, powers=powers.clone())
+
+
 _LAYOUTS = {
     "Q4_0": _Layout(inputs=32, size=18, read=_q4_0, first=2, run=16),
     "Q4_1": _Layout(inputs=32, size=20, read=_q4_1, first=4, run=16),
@@ -264,4 +285,5 @@ _LAYOUTS = {
     "Q4_K": _Layout(inputs=256, size=144, read=_q4_k, first=16, run=32),
     "Q5_K": _Layout(inputs=256, size=176, read=_q5_k),
     "Q6_K": _Layout(inputs=256, size=210, read=_q6_k),
+    "MXFP4": _Layout(inputs=32, size=17, read=_mxfp4, first=1, run=16),
 }

@@ -19,12 +19,14 @@ REFERENCE_LAYOUT = "reference"
 # Kinds of weights as the library numbers them.
 _KINDS = {
     "dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4, "q4_k": 5, "q5_k": 6, "q6_k": 7,
+    "mxfp4": 8,
 }  # fmt: skip
 _SMALL_CODES = ("int4", "w4a8")
 # Kinds in super-blocks of 256 inputs, and the inputs that share a sub-scale.
 _SUPER_INPUTS = 256
 _SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
-_PAIRED_CODES = (*_SMALL_CODES, "q4_k")
+_GROUPS = {**_SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
+_PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,18 @@ def pack_weight(
       of 256 inputs, as GGUF's K types are. w: of `q4_k` as of `int4`; int8 [N, K] of `q5_k`, 0 ..
       31, and `q6_k`, -32 .. 31. scales and mins: [N, ceil(K / 256)]. sub_scales: int8, sub_mins:
       uint8 [N, ceil(K / group)]; the group is 32, of `q6_k` 16.
+    - `mxfp4`: element = 4-bit float (e2m1) * power of two, in groups of 32. w as of `int4`, of the
+      floats' codes; scales: uint8, the exponent plus 127 (e8m0), 0 .. 252.
 
-    `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127
-    and code = round(x / scale); their sums are exact integers. So do the kinds in super-blocks, for
-    each row and 256 inputs. `int8` and `int4` take x as it is.
-    scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows.
-    mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128, for 8-bit codes
-    also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64 for 4. dtype: of
-    x and of what `embedding` gives, a dtype or its name (default bfloat16). `unpack_gptq`,
-    `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer (GPTQ, AWQ, GGUF).
+    `w8a8`, `w4a8` and `mxfp4` quantize x as well, in `linear`: for each row and group, scale =
+    max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds in
+    super-blocks, for each row and 256 inputs. `int8` and `int4` take x as it is.
+    scales (of the first four): bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N]
+    for whole rows. mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128,
+    for 8-bit codes also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64
+    for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
+    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer
+    (GPTQ, AWQ, GGUF).
     `int8`, `int4`, `w8a8` and `w4a8` without scales: w is [N, K] bfloat16, float16 or float32 and
     is quantized here, to the nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4
     bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
@@ -202,7 +207,7 @@ def _pack_quantized(
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
     """Whether a quantized kind is given what belongs together."""
     in_supers = kind in _SUPER_GROUPS
-    if numbers.scales is None and in_supers:
+    if numbers.scales is None and kind in _GROUPS:
         raise ValueError(f"{op}: scales is None, but floats cannot be quantized to {kind} here")
     if numbers.scales is None:
         is_alone = numbers.zeros is None and numbers.mins is None and dtype is None
@@ -246,8 +251,8 @@ def _of_codes(
     _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
     columns = int(w.shape[1])
     k = 2 * columns if paired else columns
-    if group is None and kind in _SUPER_GROUPS:
-        group = _SUPER_GROUPS[kind]
+    if group is None and kind in _GROUPS:
+        group = _GROUPS[kind]
     if group is None:
         group = _group_of(op, k, int(scales.shape[1]), paired)
     return _Description(

@@ -63,6 +63,7 @@ struct Quantized {
   int bits;     // of a code
   bool int8_x;  // x is quantized too
   bool has_zeros, has_mins;
+  bool floats;       // 4-bit codes are floats, and scales powers of two
   DType scale_type;  // of minima too
   int64_t k, kp;
   int64_t group;                       // inputs that share a scale; kp when a row has one
@@ -72,9 +73,10 @@ struct Quantized {
 
   explicit Quantized(const rk_packed_desc& d)
       : bits(d.kind == RK_WEIGHT_INT8 || d.kind == RK_WEIGHT_W8A8 ? 8 : 4),
-        int8_x(d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_W4A8),
+        int8_x(d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_W4A8 || d.kind == RK_WEIGHT_MXFP4),
         has_zeros(d.zeros != 0),
         has_mins(d.mins != 0),
+        floats(d.kind == RK_WEIGHT_MXFP4),
         scale_type(dtype_of(d.scale_dtype)),
         k(d.k) {
     kp = round_up(k, d.group > kLine ? d.group : kLine);

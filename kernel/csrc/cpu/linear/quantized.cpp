@@ -135,10 +135,12 @@ std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima
   // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
   const int64_t m = Rows(*args.x).count;
   const bool bf16_x = !q.int8_x && dtype_of(*args.x) == DType::bf16;
+  if (q.floats && m > kFewInt8Rows) return job<FloatsAmx>(args, q, maxima);
   if (q.int8_x ? m > kFewInt8Rows : bf16_x && m > kFewBf16Rows) return job_of_kind<CodesAmx>(args, q, maxima);
   if (bf16_x && q.bits == 8) return job<CodesOnVectors<8, false, true>>(args, q, maxima);
   if (bf16_x) return job<CodesOnVectors<4, false, true>>(args, q, maxima);
 #endif
+  if (q.floats) return job<FloatsProduct>(args, q, maxima);
   return job_of_kind<CodesProduct>(args, q, maxima);
 }
 
