@@ -1,8 +1,9 @@
 """`quant_method: mxfp4` of checkpoints, in which gpt-oss has its experts: 4-bit floats (e2m1) in
 blocks of 32 inputs, each with a power of two (e8m0), as the OCP's microscaling formats define them.
 
-Twice such a float is an integer from -12 to 12: the CPU multiplies by integers, with half of the
-power as their scale, and every weight keeps its value. Elsewhere the weights are widened."""
+Twice such a float is an integer from -12 to 12: the CPU multiplies x in 8 bits by integers, which
+it looks up as it reads the floats' codes, and every weight keeps its value. With float32 as the
+compute type x is not rounded: the integers are held then. Elsewhere the weights are widened."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from .. import ops
 from ..errors import ConfigError
 from ..families.names import Named, Rule
 from ..families.tensor_views import Flattened, TensorSource, TensorView
@@ -24,6 +26,11 @@ from .storage import WidenableStorage, WidenedMethod
 
 BLOCK = 32  # inputs that share a power of two
 _BYTES = BLOCK // 2  # of a block's floats
+# What the CPU's wheel pads packed weights to: outputs, inputs, and bytes of the scales of so many
+# outputs.
+_OUTPUTS = 16
+_PADDED = 64
+_LINE = 64
 
 # Twice the float of each 4-bit code, which has a bit of sign, two of exponent, one of mantissa.
 _TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
@@ -81,7 +88,7 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
 
 
 class Mxfp4Method(CodesMethod):
-    """Multiplies by integers of 8 bits, which are twice the floats."""
+    """Multiplies by twice the floats: integers, looked up or, in float32, held in 8 bits."""
 
     storage: Mxfp4Storage
 
@@ -90,9 +97,24 @@ class Mxfp4Method(CodesMethod):
         return super().params(shape, dtype)
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        """A byte for each weight, twice what the checkpoint takes, and scales of 16 bits."""
-        weights = shape.out_features * shape.in_features
-        return weights + weights // BLOCK * 2
+        """As in the checkpoint, padded; in float32 a byte for each weight, and scales of 16
+        bits."""
+        if dtype == torch.float32:
+            weights = shape.out_features * shape.in_features
+            return weights + weights // BLOCK * 2
+        inputs = -(-shape.in_features // _PADDED) * _PADDED
+        codes = _OUTPUTS * inputs // 2
+        scales = -(-_OUTPUTS * inputs // BLOCK // _LINE) * _LINE
+        return -(-shape.out_features // _OUTPUTS) * (codes + scales)
+
+    def finalize(self, layer: Any) -> None:
+        if layer.compute_dtype == torch.float32:
+            super().finalize(layer)
+            return
+        weight = ops.pack_weight(
+            layer.blocks.data, layer.scales.data, "mxfp4", group=BLOCK, dtype=layer.compute_dtype
+        )
+        layer.hold(weight=weight)
 
 
 class Mxfp4Settings(msgspec.Struct, kw_only=True, frozen=True):
