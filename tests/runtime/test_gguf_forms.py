@@ -70,17 +70,41 @@ def test_a_part_of_a_super_block(kind: str) -> None:
         units = inputs.units(width)
         parts[name] = whole[name][:, units.first : units.first + units.size]
     flat = without_supers(parts, inputs, form.group)
-    assert set(flat) == set(form.without_supers().widths)
+    assert set(flat) == set(form.plain().widths)
     weight = packed(flat, "int4" if form.bits == 4 else "int8", form.group)
     expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])[:, 384:832]
     assert torch.equal(elements(weight), torch.from_numpy(np.ascontiguousarray(expected)))
+
+
+def test_floats_become_integers_beside_other_types() -> None:
+    values = np.random.default_rng(3).normal(0, 1, (5, 512)).astype(np.float32)
+    blocks = gguf.quantize(values, gguf.GGMLQuantizationType.MXFP4)
+    expected = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.MXFP4))
+    alone = FORMS["MXFP4"]
+    weight = packed(in_form(ops.unpack_gguf(blocks, "MXFP4"), alone), alone.kind, alone.group)
+    assert torch.equal(elements(weight), expected)
+    assert weight.nbytes == alone.held_bytes(5, 512)
+    for other in ("Q8_0", "Q4_1", "Q4_K", "Q6_K"):
+        form = alone.join(FORMS[other])
+        assert form == FORMS[other].join(alone) and not form.is_float and form.bits == 8
+        parts = in_form(ops.unpack_gguf(blocks, "MXFP4"), form)
+        assert torch.equal(elements(packed(parts, "int8", form.group)), expected)
+
+
+def test_a_power_that_is_nan() -> None:
+    blocks = np.zeros((3, 34), dtype=np.uint8)
+    blocks[1, 17] = 255
+    found = ops.unpack_gguf(blocks, "MXFP4")
+    for form in (FORMS["MXFP4"], FORMS["MXFP4"].plain()):
+        with pytest.raises(ValueError, match="has a scale of 255, which is NaN"):
+            in_form(found, form)
 
 
 def test_types_without_super_blocks_have_room_for_others() -> None:
     for kind, other in itertools.product(SUPER_TYPES, ("Q4_0", "Q8_0", "Q5_1")):
         form = FORMS[kind].join(FORMS[other])
         assert not form.in_supers and form.is_wide
-        assert form.bits == max(FORMS[kind].without_supers().bits, FORMS[other].bits)
+        assert form.bits == max(FORMS[kind].plain().bits, FORMS[other].bits)
         assert form.has_mins == (FORMS[kind].has_mins or FORMS[other].has_mins)
 
 
@@ -94,6 +118,9 @@ def test_random_weights(form: CodeForm) -> None:
     for name, width in form.widths.items():
         parts[name] = torch.empty(64, 1024 // width, dtype=form.dtypes[name])
         form.fill_random(name, parts[name], generator)
-    kind = form.kind if form.in_supers else {4: "int4", 8: "int8"}[form.bits]
+    kind = {4: "int4", 8: "int8"}.get(form.bits, form.kind)
+    if form.in_supers or form.is_float:
+        kind = form.kind
     values = elements(packed(parts, kind, form.group))
-    assert abs(values.std() - 0.02) < 1e-3 and abs(values.mean()) < 3e-3
+    bound = 4e-3 if form.is_float else 1e-3  # a power of two cannot be chosen closer
+    assert abs(values.std() - 0.02) < bound and abs(values.mean()) < 3e-3

@@ -25,7 +25,7 @@ from tests.runtime.tiny_models import (
 torch.set_num_threads(1)
 TOLERANCE = 1e-5
 FULL = os.environ.get("RADIX_TEST_FULL") == "1"
-TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,37 +66,39 @@ SUPER_FILES = [
     ("llama", ("Q4_K", "Q6_K")),  # as files called Q4_K_M are
     ("llama", ("Q5_K", "Q4_K", "Q6_K", "Q4_K")),
     ("qwen3moe", ("Q4_K", "Q6_K")),
+    ("qwen3moe", ("MXFP4",)),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "kinds"), SUPER_FILES, ids=[f"{name}-{'+'.join(kinds)}" for name, kinds in SUPER_FILES]
 )
-def test_super_blocks(
+def test_forms_that_round_x(
     name: str, kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """K types as they are held where the compute type has 16 bits, but computed in float32: what
-    differs from transformers is x, which is rounded there in the same way."""
+    """K types and 4-bit floats as they are held where the compute type has 16 bits, but computed in
+    float32: what differs from transformers is x, which is rounded there in the same way."""
     case = CASES[name]
     model = gguf_model(case)
     path = write_gguf(tmp_path / "model.gguf", case, model, as_codes(*kinds))
     driver = Driver(path, target=cpu_target(torch.bfloat16))
     held = {weight.kind for weight in packed_weights(driver.model)}
-    assert {kind.lower() for kind in kinds if kind.endswith("_K")} & held
+    assert {kind.lower() for kind in kinds} & held
+    group = 32 if kinds == ("MXFP4",) else 256
     linear = torch.nn.functional.linear
 
     def of_rounded(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         if weight.shape[0] > 6:  # what chooses experts is not quantized
-            codes, scales = reference.quantize_rows(x.flatten(0, -2), 256)
-            rounded = reference.dequantize_weight(codes, scales, None, 256)
+            codes, scales = reference.quantize_rows(x.flatten(0, -2), group)
+            rounded = reference.dequantize_weight(codes, scales, None, group)
             x = rounded.float().view(x.shape)
         return linear(x, weight, bias)
 
     monkeypatch.setattr(torch.nn.functional, "linear", of_rounded)
     # A number between two codes may go either way.
-    ids = random_ids(driver.config, 40, 6)
+    ids = random_ids(driver.config, 40, 4)
     logits = driver.step([(Sequence(4, ids), 40)])
     assert logits is not None
     wanted = reference_logits(model, ids)

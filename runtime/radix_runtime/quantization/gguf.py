@@ -58,7 +58,7 @@ class GgufMethod(DenseMethod):
         ]
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        if self._keeps_supers(shape):
+        if self._keeps_form(shape):
             return self.form.held_bytes(shape.out_features, shape.in_features)
         return LinearMethod.held_bytes(self, shape, dtype)  # codes, scales and minima
 
@@ -69,7 +69,7 @@ class GgufMethod(DenseMethod):
                 what = "minimum" if name == "weight_min" else "scale"
                 raise ValueError(f"has a {what} that is not finite")
         kind = self.form.kind
-        if not self._keeps_supers(layer.shape):
+        if not self._keeps_form(layer.shape):
             parts = without_supers(parts, layer.shape.inputs, self.form.group)
             kind = "int4" if self.form.bits == 4 else "int8"
             if self.quantizes_x and layer.compute_dtype != torch.float32:
@@ -86,9 +86,11 @@ class GgufMethod(DenseMethod):
         )
         layer.hold(weight=weight)
 
-    def _keeps_supers(self, shape: LinearShape) -> bool:
-        """Whether the weight is in super-blocks in memory too: a rank may have a part of one."""
-        return self.form.in_supers and shape.inputs.is_cut_at(SUPER)
+    def _keeps_form(self, shape: LinearShape) -> bool:
+        """Whether the form is not plain, and stays so in memory: a rank may have a part of a
+        super-block."""
+        is_whole = self.form.in_supers and shape.inputs.is_cut_at(SUPER)
+        return self.form.is_float or is_whole
 
     def fill_random(
         self, layer: Any, name: str, memory: torch.Tensor, generator: torch.Generator
@@ -114,8 +116,8 @@ class GgufConfig(QuantizationConfig):
         for name, kind in types.items():
             product = _MERGED.sub("merged", name)
             form = FORMS[kind]
-            if target.dtype == torch.float32:  # kinds in super-blocks round x
-                form = form.without_supers()
+            if target.dtype == torch.float32:  # the other kinds round x
+                form = form.plain()
             joined[product] = joined.get(product, form).join(form)
         for name in types:
             if not _ROUTERS.search(name):

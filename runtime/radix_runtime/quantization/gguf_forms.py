@@ -7,6 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from .. import ops
+from .mxfp4 import (
+    RANDOM_EXPONENT,
+    check_exponent,
+    half_powers,
+    packed_bytes,
+    twice_the_floats,
+)
 from .params import Block
 
 SUPER = 256  # inputs of a super-block
@@ -23,20 +30,23 @@ class CodeForm:
     `has_mins` a number that is added. `is_wide`: both are float32, not float16.
 
     `in_supers`: scales and minima are float16 for each 256 inputs, times small integers for each
-    group; `bits` is 4 (two to a byte), 5 or 6 then, and codes of 6 are -32 .. 31."""
+    group; `bits` is 4 (two to a byte), 5 or 6 then, and codes of 6 are -32 .. 31.
+
+    `is_float`: codes are floats of 4 bits (two to a byte), and scales powers of two in 8."""
 
     bits: int
     group: int
     has_mins: bool = False
     is_wide: bool = False
     in_supers: bool = False
+    is_float: bool = False
 
     def join(self, other: "CodeForm") -> "CodeForm":
         """A form that holds the codes of both."""
         if self == other:
             return self
-        if self.in_supers != other.in_supers:
-            return self.without_supers().join(other.without_supers())
+        if self.in_supers != other.in_supers or self.is_float != other.is_float:
+            return self.plain().join(other.plain())
         return CodeForm(
             bits=max(self.bits, other.bits),
             group=min(self.group, other.group),
@@ -46,9 +56,11 @@ class CodeForm:
             in_supers=self.in_supers,
         )
 
-    def without_supers(self) -> "CodeForm":
-        """The form whose groups have the products as scales and minima, which are exact in
-        float32."""
+    def plain(self) -> "CodeForm":
+        """The form of integers whose groups have scales and minima of their own: products and
+        powers, which are exact in float32."""
+        if self.is_float:
+            return CodeForm(bits=8, group=self.group, is_wide=True)
         if not self.in_supers:
             return self
         bits = 4 if self.bits == 4 else 8
@@ -56,8 +68,8 @@ class CodeForm:
 
     @property
     def kind(self) -> str:
-        """The kind of `ops.pack_weight` that multiplies it in super-blocks."""
-        return f"q{self.bits}_k"
+        """The kind of `ops.pack_weight` that multiplies it where it is not plain."""
+        return "mxfp4" if self.is_float else f"q{self.bits}_k"
 
     @property
     def widths(self) -> dict[str, int]:
@@ -76,6 +88,8 @@ class CodeForm:
     def dtypes(self) -> dict[str, torch.dtype]:
         """The parameters' types."""
         numbers = torch.float32 if self.is_wide else torch.float16
+        if self.is_float:
+            numbers = torch.uint8
         return {
             "weight": torch.uint8 if self.bits == 4 else torch.int8,
             "weight_scale": numbers,
@@ -85,7 +99,9 @@ class CodeForm:
         }
 
     def held_bytes(self, out_features: int, in_features: int) -> int:
-        """What a weight in super-blocks takes once it is packed."""
+        """What a weight that is not plain takes once it is packed."""
+        if self.is_float:
+            return packed_bytes(out_features, in_features)
         of_one = SUPER * self.bits // 8
         of_one += (SUPER // self.group + _NUMBER) * (2 if self.has_mins else 1)
         padded = -(-_OUTPUTS * of_one // _LINE) * _LINE
@@ -99,7 +115,9 @@ class CodeForm:
         center = least + (count - 1) / 2 if self.has_mins else 0
         if self.in_supers:
             scale /= _SMALL
-        if name == "weight" and self.bits in (5, 6):
+        if name == "weight_scale" and self.is_float:
+            memory.fill_(RANDOM_EXPONENT)
+        elif name == "weight" and self.bits in (5, 6):
             memory.random_(least, least + count, generator=generator)
         elif name == "weight":
             memory.view(torch.uint8).random_(0, 256, generator=generator)
@@ -118,14 +136,21 @@ FORMS = {
     "Q4_K": CodeForm(bits=4, group=32, has_mins=True, in_supers=True),
     "Q5_K": CodeForm(bits=5, group=32, has_mins=True, in_supers=True),
     "Q6_K": CodeForm(bits=6, group=16, in_supers=True),
+    "MXFP4": CodeForm(bits=4, group=32, is_float=True),
 }
 
 
 def in_form(found: ops.GgufArguments, form: CodeForm) -> dict[str, torch.Tensor]:
-    """The parameters of some rows, in a form that has room for them: in super-blocks if it is."""
+    """The parameters of some rows, in a form that has room for them: in super-blocks if it is.
+    Raises ValueError for powers of two with which weights are not finite."""
     codes = found["w"]
     scales = found["scales"]
     mins = found["mins"]
+    if found["kind"] == "mxfp4":
+        check_exponent(int(scales.max()))
+    if found["kind"] == "mxfp4" and not form.is_float:
+        codes = twice_the_floats(codes)
+        scales = half_powers(scales)
     is_paired = found["kind"] in ("int4", "q4_k")
     has_zero_points = found["kind"] == "int4" and mins is None  # all of them are 8
     if is_paired and form.bits > 4:
