@@ -23,8 +23,8 @@ enum {
  * `layout` is what rk_packed_weight_info said for dtype and kind; n outputs, k inputs, of the unpacked [n, k] weight.
  * dtype: of the elements when dense; else of x and of what rk_embedding gives.
  * The rest is 0 for a dense weight. group: inputs that share a scale, 32, 64 or 128; 8-bit codes also 16, or 0 for all
- * of a row; of the Q*_K kinds those that share a sub-scale, 32, for Q6_K 16; 32 for MXFP4. scale_dtype: uint8 for MXFP4, else bf16, fp16 or fp32. zeros: 1
- * when 4-bit codes have zero points of their own; otherwise each is
+ * of a row; of the Q*_K kinds those that share a sub-scale, 32, for Q6_K 16; 32 for MXFP4. scale_dtype: uint8 for
+ * MXFP4, else bf16, fp16 or fp32. zeros: 1 when 4-bit codes have zero points of their own; otherwise each is
  * 8. mins: 1 when a group has a minimum, of scale_dtype, that its elements are counted from: then codes have no zero
  * points, and that of 4-bit ones is 0. */
 typedef struct rk_packed_desc {
@@ -56,15 +56,13 @@ RK_API rk_status rk_packed_weight_info(rk_packed_desc* desc, int64_t* bytes);
  *   int8, W8A8    int8 [n, k], scales [n, ceil(k / group)] of desc->scale_dtype ([n, 1] for whole rows)
  *   int4, W4A8    uint8 [n, ceil(k / 2)], input 2j in the low and 2j + 1 in the high half of byte j; scales as above;
  *                 zeros uint8 [n, ceil(k / group)], 0 .. 16, when desc->zeros
- *   MXFP4         weight as int4, scales uint8 [n, ceil(k / 32)], 0 .. 252: the exponent plus 127 (RK_INVALID above, where
- *                 the largest element is no float32)
- *   all but that  mins as scales, when desc->mins
- *   Q4_K          weight as int4, Q5_K and Q6_K: int8 [n, k] in the range of the kind (RK_INVALID otherwise). scales
- *                 [n, ceil(k / 256)], sub_scales int8 [n, ceil(k / group)]; when desc->mins, mins as scales and
- *                 sub_mins uint8 as sub_scales. element = code * scale * sub-scale + min * sub-min
- * The other quantized kinds with scales NULL: weight is [n, k] of desc->dtype and is quantized here, symmetrically, one
- * scale a group: max|w| / 127, or w / -8 of the w that is largest in size; rounded to scale_dtype; code = round(w /
- * scale) to the nearest even. Weights that are not finite are RK_INVALID. */
+ *   MXFP4         weight as int4, scales uint8 [n, ceil(k / 32)], 0 .. 252: the exponent plus 127 (RK_INVALID above,
+ * where the largest element is no float32) all but that  mins as scales, when desc->mins Q4_K          weight as int4,
+ * Q5_K and Q6_K: int8 [n, k] in the range of the kind (RK_INVALID otherwise). scales [n, ceil(k / 256)], sub_scales
+ * int8 [n, ceil(k / group)]; when desc->mins, mins as scales and sub_mins uint8 as sub_scales. element = code * scale *
+ * sub-scale + min * sub-min The other quantized kinds with scales NULL: weight is [n, k] of desc->dtype and is
+ * quantized here, symmetrically, one scale a group: max|w| / 127, or w / -8 of the w that is largest in size; rounded
+ * to scale_dtype; code = round(w / scale) to the nearest even. Weights that are not finite are RK_INVALID. */
 typedef struct rk_pack_weight_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;

@@ -29,8 +29,8 @@ class GgufArguments(TypedDict):
 
 class _Codes(NamedTuple):
     """element = code * scale + min: codes() gives [N, K] of an 8-bit type; scales and mins (None:
-    0) are [N, K / group]. With sub_scales they are [N, K / 256], and sub_scales and sub_mins, of
-    which they are multiplied by, are [N, K / group]."""
+    0) are [N, K / group]. With sub_scales they are [N, K / 256], and what multiplies
+    them, sub_scales and sub_mins, is [N, K / group]."""
 
     codes: Callable[[], Any]
     scales: Any
