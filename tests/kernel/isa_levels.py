@@ -15,6 +15,8 @@ FAMILIES = (
     "linear",
     "linear_argmax",
     "linear_quantized",
+    "linear_super_blocks",
+    "linear_mxfp4",
     "attention",
     "attention_int8",
     "attention_merge",

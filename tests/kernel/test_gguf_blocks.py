@@ -111,6 +111,41 @@ def test_gguf_types(quant_type, kind, group, has_mins, rng):
         check_packed(found, expected.astype(np.float64), rng)
 
 
+@pytest.mark.parametrize("quant_type", ["Q4_K", "Q5_K", "Q6_K"])
+def test_super_blocks(quant_type):
+    """The same elements as gguf-py reads, of scales as the file has them."""
+    for n, blocks in ((1, 1), (21, 3)):
+        data = gguf_blocks(quant_type, n, blocks, seed=n)
+        expected = gguf.dequantize(data, gguf.GGMLQuantizationType[quant_type])
+        found = rk.unpack_gguf(data, quant_type, in_super_blocks=True)
+        assert found["kind"] == quant_type.lower()
+        assert found["scales"].dtype == torch.float16
+        assert found["scales"].shape == (n, blocks)
+        assert torch.equal(values_of(found), torch.from_numpy(expected))
+
+
+def test_mxfp4():
+    """4-bit floats, whatever the power of two, as gguf-py reads them: the two least powers are
+    those of subnormal numbers."""
+    rng = np.random.default_rng(5)
+    data = rng.integers(0, 256, (21, 9, 17), dtype=np.uint8)
+    data[..., 0] = rng.choice([0, 1, 2, 3, 100, 127, 140, 252], (21, 9))
+    rows = data.reshape(21, -1)
+    expected = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType.MXFP4))
+    assert torch.equal(rk.dequantize_gguf(rows, "MXFP4"), expected)
+    found = rk.unpack_gguf(rows, "MXFP4")
+    assert (found["kind"], found["group"], found["mins"]) == ("mxfp4", 32, None)
+    assert torch.equal(values_of(found), expected)
+
+
+def test_other_types_have_no_super_blocks():
+    data = gguf_blocks("Q4_1", 5, 2, seed=1)
+    flat = rk.unpack_gguf(data, "Q4_1")
+    found = rk.unpack_gguf(data, "Q4_1", in_super_blocks=True)
+    assert (found["kind"], found["sub_scales"], found["sub_mins"]) == ("int4", None, None)
+    assert torch.equal(found["w"], flat["w"])
+
+
 def test_what_is_not_read():
     blocks = torch.zeros(4, 36, dtype=torch.uint8)
     with pytest.raises(NotImplementedError, match="'Q3_K', supported are Q4_0, Q4_1, "):

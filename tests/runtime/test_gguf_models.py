@@ -9,14 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from radix_kernels import reference
+from radix_runtime import ops
 from tests.runtime.gguf_files import CASES, as_codes, as_floats, gguf_model, write_gguf
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
-from tests.runtime.tiny_models import Driver
+from tests.runtime.tiny_models import (
+    Driver,
+    Sequence,
+    cpu_target,
+    random_ids,
+    reference_logits,
+    relative_error,
+)
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-5
 FULL = os.environ.get("RADIX_TEST_FULL") == "1"
-TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -48,6 +57,59 @@ def test_types(name: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
     driver = Driver(path)
     assert driver.config.dtype == "bfloat16"
     assert worst_error(driver, model, seed=2) < TOLERANCE
+
+
+SUPER_FILES = [
+    ("llama", ("Q4_K",)),
+    ("llama", ("Q5_K",)),
+    ("llama", ("Q6_K",)),
+    ("llama", ("Q4_K", "Q6_K")),  # as files called Q4_K_M are
+    ("llama", ("Q5_K", "Q4_K", "Q6_K", "Q4_K")),
+    ("qwen3moe", ("Q4_K", "Q6_K")),
+    ("qwen3moe", ("MXFP4",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), SUPER_FILES, ids=[f"{name}-{'+'.join(kinds)}" for name, kinds in SUPER_FILES]
+)
+def test_forms_that_round_x(
+    name: str, kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K types and 4-bit floats as they are held where the compute type has 16 bits, but computed in
+    float32: what differs from transformers is x, which is rounded there in the same way."""
+    case = CASES[name]
+    model = gguf_model(case)
+    path = write_gguf(tmp_path / "model.gguf", case, model, as_codes(*kinds))
+    driver = Driver(path, target=cpu_target(torch.bfloat16))
+    held = {weight.kind for weight in packed_weights(driver.model)}
+    assert {kind.lower() for kind in kinds} & held
+    group = 32 if kinds == ("MXFP4",) else 256
+    linear = torch.nn.functional.linear
+
+    def of_rounded(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if weight.shape[0] > 6:  # what chooses experts is not quantized
+            codes, scales = reference.quantize_rows(x.flatten(0, -2), group)
+            rounded = reference.dequantize_weight(codes, scales, None, group)
+            x = rounded.float().view(x.shape)
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", of_rounded)
+    # A number between two codes may go either way.
+    ids = random_ids(driver.config, 40, 4)
+    logits = driver.step([(Sequence(4, ids), 40)])
+    assert logits is not None
+    wanted = reference_logits(model, ids)
+    errors = [relative_error(*rows) for rows in zip(logits, wanted, strict=True)]
+    # A number of x between two codes may go either way, which the tokens behind it see.
+    assert min(errors) < TOLERANCE and max(errors) < 5e-2
+
+
+def packed_weights(model: torch.nn.Module) -> list[ops.PackedWeight]:
+    found = [getattr(module, "weight", None) for module in model.modules()]
+    return [weight for weight in found if isinstance(weight, ops.PackedWeight)]
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])

@@ -169,19 +169,28 @@ def test_every_weight_keeps_its_value(checkpoint: Checkpoints, dtype: torch.dtyp
 
 
 def unpacked(layer: Any) -> torch.Tensor:
-    assert layer.weight.kind == "int8"
+    """What is held: integers in float32, the floats of the file otherwise."""
     codes, scales, _ = radix_kernels.unpack_weight(layer.weight)
-    return codes.float() * scales.float().repeat_interleave(BLOCK, 1)
+    if layer.compute_dtype == torch.float32:
+        assert layer.weight.kind == "int8"
+        return codes.float() * scales.float().repeat_interleave(BLOCK, 1)
+    assert layer.weight.kind == "mxfp4"
+    loaded = SimpleNamespace(blocks=codes, scales=scales, shape=layer.shape)
+    return Mxfp4Storage().weight(loaded, torch.float32)
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (torch.bfloat16, 3e-3)])
 def test_a_product(checkpoint: Checkpoints, dtype: torch.dtype, rounding: float) -> None:
-    """Against float64."""
+    """Against float64, of x in 8 bits where it is rounded."""
     layer = experts_of(Driver(checkpoint(HALVES).folder, dtype=dtype))["1"].down_proj
     x = torch.randn(7, layer.shape.in_features).to(dtype)
     bias = torch.randn(layer.shape.out_features).to(dtype)
     residual = torch.randn(7, layer.shape.out_features).to(dtype)
-    exact = x.double() @ unpacked(layer).double().T + bias.double()
+    taken = x.double()
+    if dtype != torch.float32:
+        codes, scales = radix_kernels.reference.quantize_rows(x, BLOCK)
+        taken = radix_kernels.reference.dequantize_weight(codes, scales, None, BLOCK)
+    exact = taken @ unpacked(layer).double().T + bias.double()
     wide = layer.method.apply(layer, x, bias=bias, out_dtype=torch.float32)
     assert wide.dtype == torch.float32
     assert relative_error(wide.double(), exact) < 1e-6
@@ -190,9 +199,10 @@ def test_a_product(checkpoint: Checkpoints, dtype: torch.dtype, rounding: float)
     assert relative_error(found.double(), exact + residual.double()) < rounding
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.01), (torch.bfloat16, 0.15)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.05), (torch.bfloat16, 0.15)])
 def test_16_bits(checkpoint: Checkpoints, dtype: torch.dtype, bound: float) -> None:
-    """The median of the tokens' errors: near ties of a router choose other experts."""
+    """The median of the errors of tokens: near ties of a router choose other experts. x has 8
+    bits."""
     made = checkpoint(HALVES)
     driver = Driver(made.folder, dtype=dtype)
     ids = random_ids(driver.config, 50, seed=2)
@@ -301,7 +311,7 @@ def test_the_published_configuration(
     assert rows["format"].strip() == "mxfp4, computed in bfloat16"
     assert rows["parameters"].strip().startswith("20.9 B")
     assert re.match(
-        r"TP 1 22\.\d+ GiB, TP 2 11\.\d+ GiB, TP 4 5\.", rows["weights of a rank"].strip()
+        r"TP 1 12\.\d+ GiB, TP 2 6\.\d+ GiB, TP 4 3\.", rows["weights of a rank"].strip()
     )
 
 

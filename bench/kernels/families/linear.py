@@ -30,9 +30,12 @@ QUANTIZED = {
 # Types of GGUF files: the kind they are held as, bytes of a block, its inputs, bytes an element.
 GGUF_TYPES = {
     "Q4_1": ("w4a8", 20, 32, 0.5 + 4 / 32),
-    "Q4_K": ("w4a8", 144, 256, 0.5 + 8 / 32),
-    "Q6_K": ("w8a8", 210, 256, 1 + 4 / 16),
+    "Q4_K": ("q4_k", 144, 256, 148 / 256),
+    "Q5_K": ("q5_k", 176, 256, 180 / 256),
+    "Q6_K": ("q6_k", 210, 256, 212 / 256),
 }
+# What the types in super-blocks are beside: the same codes with a float32 scale for each group.
+BY_GROUP = {"Q4_K": "w4a8", "Q5_K": "w8a8", "Q6_K": "w8a8"}
 
 T = TypeVar("T")
 
@@ -61,22 +64,23 @@ class _Weight:
         self.k = k
         self._source = randn(n, k, device=device, dtype=dtype) / k**0.5
         self.dense = _in_turn(self._source.clone, self._source.nbytes)
-        self._packed: dict[str | None, Iterator[rk.PackedWeight]] = {}
+        self._packed: dict[tuple[str | None, bool], Iterator[rk.PackedWeight]] = {}
 
-    def packed(self, kind: str | None) -> rk.PackedWeight:
-        if kind not in self._packed:
-            weight = self._pack(kind)
-            self._packed[kind] = _in_turn(
+    def packed(self, kind: str | None, *, by_group: bool = False) -> rk.PackedWeight:
+        key = kind, by_group
+        if key not in self._packed:
+            weight = self._pack(kind, by_group)
+            self._packed[key] = _in_turn(
                 lambda: replace(weight, data=weight.data.clone()), weight.nbytes
             )
-        return next(self._packed[kind])
+        return next(self._packed[key])
 
-    def _pack(self, kind: str | None) -> rk.PackedWeight:
+    def _pack(self, kind: str | None, by_group: bool) -> rk.PackedWeight:
         if kind in GGUF_TYPES:
             packed_kind, size, inputs, _ = GGUF_TYPES[kind]
             blocks = torch.randint(256, (self.n, self.k // inputs * size), dtype=torch.uint8)
-            arguments = rk.unpack_gguf(blocks, kind)
-            arguments["kind"] = packed_kind
+            arguments = rk.unpack_gguf(blocks, kind, in_super_blocks=not by_group)
+            arguments["kind"] = BY_GROUP[kind] if by_group else packed_kind
             arguments["scales"].fill_(0.01)  # random bits are no scales
             if arguments["mins"] is not None:
                 arguments["mins"].fill_(-0.1)
@@ -141,7 +145,15 @@ def _case(weight: _Weight, m: int, kind: str | None) -> Case:
             randn(m, k, device=weight.device, dtype=dtype),
             next(weight.dense),
             weight.packed(kind),
+            weight.packed(kind, by_group=True) if kind in BY_GROUP else None,
         )
+
+    contenders = {
+        "radix": lambda x, w, p, g: rk.linear(x, p),
+        "torch": lambda x, w, p, g: F.linear(x, w),
+    }
+    if kind in BY_GROUP:
+        contenders["by group"] = lambda x, w, p, g: rk.linear(x, g)
 
     return Case(
         op=f"linear {kind or ''}".strip(),
@@ -150,8 +162,5 @@ def _case(weight: _Weight, m: int, kind: str | None) -> Case:
         bytes=n * k * size + m * (n + k) * dtype.itemsize,
         flops=2 * m * n * k,
         make_inputs=make,
-        contenders={
-            "radix": lambda x, w, p: rk.linear(x, p),
-            "torch": lambda x, w, p: F.linear(x, w),
-        },
+        contenders=contenders,
     )

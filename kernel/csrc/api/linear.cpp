@@ -13,6 +13,13 @@ bool is_quantized(const rk_packed_desc& desc) {
 bool has_small_codes(const rk_packed_desc& desc) {
   return desc.kind == RK_WEIGHT_INT4 || desc.kind == RK_WEIGHT_W4A8;
 }
+bool has_super_blocks(const rk_packed_desc& desc) {
+  return desc.kind >= RK_WEIGHT_Q4_K && desc.kind <= RK_WEIGHT_Q6_K;
+}
+bool holds_pairs(const rk_packed_desc& desc) {
+  return has_small_codes(desc) || desc.kind == RK_WEIGHT_Q4_K || desc.kind == RK_WEIGHT_MXFP4;
+}
+constexpr int64_t kSuperInputs = 256;
 
 // An output's block of 16 is counted in float32 in linear_argmax.
 constexpr int64_t kMostOutputs = 1 << 28;
@@ -20,24 +27,42 @@ constexpr int64_t kMostOutputs = 1 << 28;
 // Sums of 2^17 products of bytes fit int32.
 constexpr int64_t kMostInputs = 1 << 17;
 
-void check_quantized(const char* op, const rk_packed_desc& desc) {
+void check_group(const char* op, const rk_packed_desc& desc) {
   const uint32_t group = desc.group;
-  if (desc.kind > RK_WEIGHT_W4A8) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
+  if (has_super_blocks(desc) || desc.kind == RK_WEIGHT_MXFP4) {
+    const uint32_t expected = desc.kind == RK_WEIGHT_Q6_K ? 16 : 32;
+    if (group != expected) fail(RK_INVALID, "%s: group is %u, expected %u, the one of this kind", op, group, expected);
+    return;
+  }
   const bool whole_rows = group == 0 && !has_small_codes(desc);
   const bool is_small = group == 16 && !has_small_codes(desc);
   if (group != 32 && group != 64 && group != 128 && !is_small && !whole_rows)
     fail(RK_INVALID, "%s: group is %u, expected %s", op, group,
          has_small_codes(desc) ? "32, 64 or 128" : "16, 32, 64 or 128, or 0 for whole rows");
-  if (desc.zeros > (has_small_codes(desc) ? 1u : 0u))
-    fail(RK_INVALID, "%s: zero points are for 4-bit codes, this weight has 8 bits", op);
-  if (desc.mins > 1 || (desc.mins && desc.zeros))
-    fail(RK_INVALID, "%s: a weight has zero points or minima, not both", op);
-  const DType type = dtype_of(desc.scale_dtype);
-  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
-    fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
+}
+
+void check_inputs(const char* op, const rk_packed_desc& desc) {
   if (desc.k > kMostInputs)
     fail(RK_UNSUPPORTED, "%s: weight has %lld inputs, quantized ones have at most %lld", op, (long long)desc.k,
          (long long)kMostInputs);
+}
+
+void check_quantized(const char* op, const rk_packed_desc& desc) {
+  if (desc.kind > RK_WEIGHT_MXFP4) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
+  check_group(op, desc);
+  if (desc.zeros > (has_small_codes(desc) ? 1u : 0u))
+    fail(RK_INVALID, "%s: zero points are for int4 and w4a8, this weight has none", op);
+  if (desc.mins > 1 || (desc.mins && desc.zeros))
+    fail(RK_INVALID, "%s: a weight has zero points or minima, not both", op);
+  const DType type = dtype_of(desc.scale_dtype);
+  if (desc.kind == RK_WEIGHT_MXFP4) {
+    if (desc.mins) fail(RK_INVALID, "%s: minima are for integer codes, this weight has floats", op);
+    if (type != DType::u8) fail(RK_DTYPE, "%s: scales have a dtype that is not uint8", op);
+    return check_inputs(op, desc);
+  }
+  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
+    fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
+  check_inputs(op, desc);
 }
 
 rk_packed_desc check_desc(const char* op, const rk_packed_desc* given) {
@@ -71,32 +96,49 @@ void check_x(const Arg& x, const Arg& packed, const rk_packed_desc& desc) {
              shape_text(*x).c_str(), (long long)desc.k);
 }
 
-// weight, scales, zeros and mins as pack and unpack take them.
-void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packed, const rk_tensor* weight,
-                    const rk_tensor* scales, const rk_tensor* zeros, const rk_tensor* mins, bool written) {
+// What pack and unpack take and give.
+struct Unpacked {
+  const rk_tensor *weight, *scales, *zeros, *mins, *sub_scales, *sub_mins;
+  bool written;
+};
+
+void check_codes(const char* op, const rk_packed_desc& desc, const Arg& packed, const Unpacked& u) {
   const auto check = [&](const char* name, const rk_tensor* tensor, DType type, int64_t columns) {
     const Arg arg(op, name, tensor);
     arg.same_device(packed).dtype({type}).shape({desc.n, columns}, "outputs of the weight, columns for its inputs");
-    if (written) arg.writable();
+    if (u.written) arg.writable();
   };
-  const bool codes = is_quantized(desc) && (scales || written);
-  if (!codes) {
-    if (scales) fail(RK_INVALID, "%s: scales is given, but a dense weight has none", op);
-    if (zeros || (desc.zeros && is_quantized(desc))) fail(RK_INVALID, "%s: zero points go with codes and scales", op);
-    if (mins || (desc.mins && is_quantized(desc))) fail(RK_INVALID, "%s: minima go with codes and scales", op);
-    return check("weight", weight, dtype_of(desc.dtype), desc.k);
-  }
+  const auto check_if = [&](bool wanted, const char* name, const rk_tensor* tensor, DType type, int64_t columns) {
+    if ((tensor != nullptr) != wanted) fail(RK_INVALID, "%s: %s does not match the description", op, name);
+    if (tensor) check(name, tensor, type, columns);
+  };
+  const bool supers = has_super_blocks(desc);
+  const DType scale_type = dtype_of(desc.scale_dtype);
   const int64_t groups = desc.group ? (desc.k + desc.group - 1) / desc.group : 1;
-  if (has_small_codes(desc)) {
-    check("weight", weight, DType::u8, (desc.k + 1) / 2);
+  const int64_t scales = supers ? (desc.k + kSuperInputs - 1) / kSuperInputs : groups;
+  if (holds_pairs(desc)) {
+    check("weight", u.weight, DType::u8, (desc.k + 1) / 2);
   } else {
-    check("weight", weight, DType::i8, desc.k);
+    check("weight", u.weight, DType::i8, desc.k);
   }
-  check("scales", scales, dtype_of(desc.scale_dtype), groups);
-  if ((zeros != nullptr) != (desc.zeros != 0)) fail(RK_INVALID, "%s: zeros do not match the description", op);
-  if (zeros) check("zeros", zeros, DType::u8, groups);
-  if ((mins != nullptr) != (desc.mins != 0)) fail(RK_INVALID, "%s: mins do not match the description", op);
-  if (mins) check("mins", mins, dtype_of(desc.scale_dtype), groups);
+  check("scales", u.scales, scale_type, scales);
+  check_if(desc.zeros != 0, "zeros", u.zeros, DType::u8, groups);
+  check_if(desc.mins != 0, "mins", u.mins, scale_type, scales);
+  check_if(supers, "sub_scales", u.sub_scales, DType::i8, groups);
+  check_if(supers && desc.mins != 0, "sub_mins", u.sub_mins, DType::u8, groups);
+}
+
+void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packed, const Unpacked& u) {
+  if (is_quantized(desc) && (u.scales || u.written)) return check_codes(op, desc, packed, u);
+  if (has_super_blocks(desc) || desc.kind == RK_WEIGHT_MXFP4)
+    fail(RK_UNSUPPORTED, "%s: scales are required, floats are not quantized to this kind", op);
+  if (u.scales) fail(RK_INVALID, "%s: scales is given, but a dense weight has none", op);
+  if (u.zeros || (desc.zeros && is_quantized(desc))) fail(RK_INVALID, "%s: zero points go with codes and scales", op);
+  if (u.mins || (desc.mins && is_quantized(desc))) fail(RK_INVALID, "%s: minima go with codes and scales", op);
+  if (u.sub_scales || u.sub_mins) fail(RK_INVALID, "%s: sub_scales and sub_mins go with codes and scales", op);
+  const Arg weight(op, "weight", u.weight);
+  weight.same_device(packed).dtype({dtype_of(desc.dtype)}).shape({desc.n, desc.k}, "outputs and inputs of the weight");
+  if (u.written) weight.writable();
 }
 
 void check_epilogue(const char* op, const rk_linear_args& a, const rk_packed_desc& desc, const Arg& x, const Arg& out) {
@@ -136,7 +178,7 @@ rk_status rk_pack_weight(const rk_pack_weight_args* args, rk_stream stream) {
     const auto desc = check_desc(op, a.desc);
     const Arg packed(op, "packed", a.packed);
     check_packed(op, packed, desc);
-    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, a.mins, false);
+    check_unpacked(op, desc, packed, {a.weight, a.scales, a.zeros, a.mins, a.sub_scales, a.sub_mins, false});
     a.desc = &desc;
     backend::pack_weight(a, stream);
   });
@@ -149,7 +191,7 @@ rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream stream) 
     const auto desc = check_desc(op, a.desc);
     const Arg packed(op, "packed", a.packed);
     check_packed(op, packed, desc);
-    check_unpacked(op, desc, packed, a.weight, a.scales, a.zeros, a.mins, true);
+    check_unpacked(op, desc, packed, {a.weight, a.scales, a.zeros, a.mins, a.sub_scales, a.sub_mins, true});
     a.desc = &desc;
     backend::unpack_weight(a, stream);
   });

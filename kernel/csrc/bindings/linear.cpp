@@ -9,19 +9,21 @@ void bind_linear(py::module_& m) {
       .def(py::init<int64_t, int64_t, const std::string&, uint32_t, uint32_t, const std::string&, bool, bool>())
       .def_readonly("nbytes", &PackedDesc::bytes)
       .def_property_readonly("layout", &PackedDesc::layout);
-  m.def("pack_weight", [](py::handle w, py::handle scales, py::handle zeros, py::handle mins, const PackedDesc& desc,
-                          py::handle packed) {
+  m.def("pack_weight", [](py::handle w, py::handle scales, py::handle zeros, py::handle mins, py::handle sub_scales,
+                          py::handle sub_mins, const PackedDesc& desc, py::handle packed) {
     Call call("pack_weight");
     rk_pack_weight_args args{sizeof args, &desc.desc};
     args.weight = call.in("w", w);
     args.scales = call.optional_in("scales", scales);
     args.zeros = call.optional_in("zeros", zeros);
     args.mins = call.optional_in("mins", mins);
+    args.sub_scales = call.optional_in("sub_scales", sub_scales);
+    args.sub_mins = call.optional_in("sub_mins", sub_mins);
     args.packed = call.out("packed", packed);
     call.run(rk_pack_weight, args);
   });
   m.def("unpack_weight", [](py::handle packed, const PackedDesc& desc, py::handle w, py::handle scales,
-                            py::handle zeros, py::handle mins) {
+                            py::handle zeros, py::handle mins, py::handle sub_scales, py::handle sub_mins) {
     Call call("unpack_weight");
     rk_unpack_weight_args args{sizeof args, &desc.desc};
     args.packed = call.in("packed", packed);
@@ -29,6 +31,8 @@ void bind_linear(py::module_& m) {
     args.scales = call.optional_out("scales", scales);
     args.zeros = call.optional_out("zeros", zeros);
     args.mins = call.optional_out("mins", mins);
+    args.sub_scales = call.optional_out("sub_scales", sub_scales);
+    args.sub_mins = call.optional_out("sub_mins", sub_mins);
     call.run(rk_unpack_weight, args);
   });
   m.def("linear_packed", [](py::handle x, py::handle packed, const PackedDesc& desc, py::handle bias,

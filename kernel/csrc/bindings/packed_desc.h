@@ -12,6 +12,7 @@ inline rk_dtype dtype_named(const std::string& name) {
   if (name == "bfloat16") return {RK_CODE_BFLOAT, 16, 1};
   if (name == "float16") return {RK_CODE_FLOAT, 16, 1};
   if (name == "float32") return {RK_CODE_FLOAT, 32, 1};
+  if (name == "uint8") return {RK_CODE_UINT, 8, 1};
   throw py::type_error("pack_weight: dtype is " + name + ", expected bfloat16, float16 or float32");
 }
 
@@ -39,7 +40,8 @@ struct PackedDesc {
       case RK_LAYOUT_PAIRS16: return "pairs16";
       case RK_LAYOUT_LANES16: return "lanes16";
       case RK_LAYOUT_QUADS16: return "quads16";
-      default: return "nibbles16";
+      case RK_LAYOUT_NIBBLES16: return "nibbles16";
+      default: return "supers16";
     }
   }
 };

@@ -198,10 +198,24 @@ class PackedDesc:
     ) -> None: ...
 
 def pack_weight(
-    w: Any, scales: Any, zeros: Any, mins: Any, desc: PackedDesc, data: Any
+    w: Any,
+    scales: Any,
+    zeros: Any,
+    mins: Any,
+    sub_scales: Any,
+    sub_mins: Any,
+    desc: PackedDesc,
+    data: Any,
 ) -> None: ...
 def unpack_weight(
-    data: Any, desc: PackedDesc, w: Any, scales: Any, zeros: Any, mins: Any
+    data: Any,
+    desc: PackedDesc,
+    w: Any,
+    scales: Any,
+    zeros: Any,
+    mins: Any,
+    sub_scales: Any,
+    sub_mins: Any,
 ) -> None: ...
 def linear_packed(
     x: Any, data: Any, desc: PackedDesc, bias: Any, residual: Any, gate: int, out: Any

@@ -15,23 +15,42 @@ from ._lazy import torch
 
 
 class GgufArguments(TypedDict):
-    """Keyword arguments of `pack_weight`; see PackArguments. mins: None where the type has none."""
+    """Keyword arguments of `pack_weight`; see PackArguments. mins: None where the type has none;
+    sub_scales and sub_mins: None where scales are those of groups."""
 
     w: Array
     scales: Array
     kind: str
     mins: Array | None
     group: int
+    sub_scales: Array | None
+    sub_mins: Array | None
 
 
 class _Codes(NamedTuple):
     """element = code * scale + min: codes() gives [N, K] of an 8-bit type; scales and mins (None:
-    0) are [N, K / group]."""
+    0) are [N, K / group]. With sub_scales they are [N, K / 256], and what multiplies
+    them, sub_scales and sub_mins, is [N, K / group]."""
 
     codes: Callable[[], Any]
     scales: Any
     mins: Any | None
     group: int
+    sub_scales: Any | None = None
+    sub_mins: Any | None = None
+    powers: Any | None = None  # in place of scales: uint8, the exponent plus 127
+
+    def flat(self) -> _Codes:
+        """The same with a scale and minimum for each group: float32, which holds the products
+        exactly."""
+        if self.sub_scales is None:
+            return self
+        return self._replace(
+            scales=_spread(self.scales, self.sub_scales),
+            mins=None if self.mins is None else _spread(self.mins, self.sub_mins),
+            sub_scales=None,
+            sub_mins=None,
+        )
 
 
 class _Layout(NamedTuple):
@@ -46,25 +65,42 @@ class _Layout(NamedTuple):
     run: int = 0
 
 
-def unpack_gguf(blocks: Array, quant_type: str) -> GgufArguments:
+def _spread(numbers: Any, small: Any) -> Any:
+    """Numbers of super-blocks [N, B] times small integers [N, G], float32 [N, G]."""
+    by_super = small.unflatten(1, (numbers.shape[1], -1))
+    return (numbers.float()[..., None] * by_super).flatten(1)
+
+
+def unpack_gguf(blocks: Array, quant_type: str, *, in_super_blocks: bool = False) -> GgufArguments:
     """A matrix [N, K] of a GGUF file, of one of ggml's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K,
-    Q5_K and Q6_K (quant_type).
+    Q5_K, Q6_K and MXFP4 (quant_type).
 
     blocks: uint8 [N, bytes of a row], as gguf-py's reader gives a tensor's data. Codes of 5 and 6
     bits become `int8`. Scales and minima are float16 as the file has them, in the K types float32,
-    which holds their products exactly. Groups are of 32 inputs, in Q6_K of 16.
+    which holds their products exactly. Groups are of 32 inputs, in Q6_K of 16. in_super_blocks: the
+    K types become the kinds `q4_k`, `q5_k` and `q6_k`, which keep scales and minima as the file has
+    them, small integers and float16; it says nothing to the others. MXFP4 becomes the kind `mxfp4`.
 
     Rows stay in the file's order (llama.cpp's converter turns those of Llama's q and k).
     Errors: TypeError (dtype), ValueError (shape), NotImplementedError (another type).
     """
     layout, rows = _blocks("unpack_gguf", blocks, quant_type)
     found = layout.read(rows)
+    kind = "int4" if layout.run else "int8"
+    if found.powers is not None:
+        kind = "mxfp4"
+    elif in_super_blocks and found.sub_scales is not None:
+        kind = quant_type.lower()
+    else:
+        found = found.flat()
     return GgufArguments(
         w=_pairs(rows, layout) if layout.run else found.codes().view(torch.int8),
-        scales=found.scales,
-        kind="int4" if layout.run else "int8",
+        scales=found.scales if found.powers is None else found.powers,
+        kind=kind,
         mins=found.mins,
         group=found.group,
+        sub_scales=found.sub_scales,
+        sub_mins=found.sub_mins,
     )
 
 
@@ -72,7 +108,7 @@ def dequantize_gguf(blocks: Array, quant_type: str) -> Any:
     """The elements of a matrix of a GGUF file, float32 [N, K], as gguf-py's `dequantize` rounds
     them; arguments and errors as of `unpack_gguf`."""
     layout, rows = _blocks("dequantize_gguf", blocks, quant_type)
-    found = layout.read(rows)
+    found = layout.read(rows).flat()
     codes = found.codes().view(len(rows), -1, found.group)
     values = codes.float() * found.scales.float()[..., None]
     if found.mins is not None:
@@ -165,7 +201,7 @@ def _q8_0(blocks: Any) -> _Codes:
 
 
 def _sub_scales(blocks: Any) -> tuple[Any, Any]:
-    """Scales and minima of the eight groups of 32 in a block of Q4_K or Q5_K: float32 [N, 8 B].
+    """Small scales and minima of the eight groups of 32 in a block of Q4_K or Q5_K: [N, 8 B].
 
     Both have 6 bits, packed in 12 bytes: the first four of each fill the low six bits of bytes 0 ..
     3 and 4 .. 7; of the other four, bytes 8 .. 11 hold the low four bits, and the two highest bits
@@ -174,17 +210,27 @@ def _sub_scales(blocks: Any) -> tuple[Any, Any]:
     low_scales, low_mins, others = blocks[..., 4:16].split(4, dim=-1)
     scales = torch.cat((low_scales & 63, others & 15 | low_scales >> 6 << 4), dim=-1)
     mins = torch.cat((low_mins & 63, others >> 4 | low_mins >> 6 << 4), dim=-1)
-    scale = _halves(blocks[..., :2]).float()[..., None]
-    lowest = _halves(blocks[..., 2:4]).float()[..., None]
-    return (scale * scales).flatten(1), (-lowest * mins).flatten(1)
+    return scales.flatten(1).view(torch.int8), mins.flatten(1)
+
+
+def _in_super_blocks(blocks: Any, codes: Callable[[], Any]) -> _Codes:
+    """Of Q4_K and Q5_K, which store what is taken from an element: the negative minimum."""
+    scales, mins = _sub_scales(blocks)
+    return _Codes(
+        codes=codes,
+        scales=_halves(blocks[..., :2]),
+        mins=-_halves(blocks[..., 2:4]),
+        group=32,
+        sub_scales=scales,
+        sub_mins=mins,
+    )
 
 
 def _q4_k(blocks: Any) -> _Codes:
     def codes() -> Any:
         return _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).flatten(1)
 
-    scales, mins = _sub_scales(blocks)
-    return _Codes(codes=codes, scales=scales, mins=mins, group=32)
+    return _in_super_blocks(blocks, codes)
 
 
 def _q5_k(blocks: Any) -> _Codes:
@@ -193,8 +239,7 @@ def _q5_k(blocks: Any) -> _Codes:
         runs = low.unflatten(-1, (2, 32)).flatten(2, 3)
         return (runs | _bits(blocks[..., 16:48], 8) << 4).flatten(1)
 
-    scales, mins = _sub_scales(blocks)
-    return _Codes(codes=codes, scales=scales, mins=mins, group=32)
+    return _in_super_blocks(blocks, codes)
 
 
 def _q6_k(blocks: Any) -> _Codes:
@@ -208,9 +253,27 @@ def _q6_k(blocks: Any) -> _Codes:
         high = (packed[..., None, :] >> shifts[:, None] & 3).flatten(3)
         return ((low | high << 4).view(torch.int8) - 32).flatten(1)
 
-    scale = _halves(blocks[..., 208:]).float()[..., None]
-    scales = scale * blocks[..., 192:208].clone().view(torch.int8)
-    return _Codes(codes=codes, scales=scales.flatten(1), mins=None, group=16)
+    small = blocks[..., 192:208].flatten(1).view(torch.int8)
+    scales = _halves(blocks[..., 208:])
+    return _Codes(codes=codes, scales=scales, mins=None, group=16, sub_scales=small)
+
+
+# Twice the float of each 4-bit code, which has a bit of sign, two of exponent, one of mantissa.
+_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _mxfp4(blocks: Any) -> _Codes:
+    """Floats of 4 bits; the power of two is that of the float's own value, half of that of twice
+    it."""
+    powers = blocks[..., 0]
+
+    def codes() -> Any:
+        twice = torch.tensor(_TWICE, dtype=torch.int8, device=blocks.device)
+        return twice[_nibbles(blocks[..., 1:]).flatten(1).int()]
+
+    one = torch.ones(powers.shape, dtype=torch.float32, device=blocks.device)
+    scales = torch.ldexp(one, powers.int() - 128)
+    return _Codes(codes=codes, scales=scales, mins=None, group=32, powers=powers.clone())
 
 
 _LAYOUTS = {
@@ -222,4 +285,5 @@ _LAYOUTS = {
     "Q4_K": _Layout(inputs=256, size=144, read=_q4_k, first=16, run=32),
     "Q5_K": _Layout(inputs=256, size=176, read=_q5_k),
     "Q6_K": _Layout(inputs=256, size=210, read=_q6_k),
+    "MXFP4": _Layout(inputs=32, size=17, read=_mxfp4, first=1, run=16),
 }

@@ -17,8 +17,16 @@ from ._lazy import torch
 REFERENCE_LAYOUT = "reference"
 
 # Kinds of weights as the library numbers them.
-_KINDS = {"dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4}
+_KINDS = {
+    "dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4, "q4_k": 5, "q5_k": 6, "q6_k": 7,
+    "mxfp4": 8,
+}  # fmt: skip
 _SMALL_CODES = ("int4", "w4a8")
+# Kinds in super-blocks of 256 inputs, and the inputs that share a sub-scale.
+_SUPER_INPUTS = 256
+_SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
+_GROUPS = {**_SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
+_PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
 
 
 @dataclass(frozen=True)
@@ -26,9 +34,9 @@ class PackedWeight:
     """A weight [n, k] in the order in which its kernel reads it.
 
     data: uint8 [bytes] on the weight's device; layout: the order's name; dtype: name of the
-    elements' dtype (`bfloat16`), for a quantized weight that of x; kind: `dense`, `int8`, `int4`,
-    `w8a8` or `w4a8`; group: inputs that share a scale, 0 for whole rows; scale_dtype: its name;
-    zeros: whether 4-bit codes have zero points of their own; mins: whether groups have minima.
+    elements' dtype (`bfloat16`), for a quantized weight that of x; kind: as `pack_weight` takes it;
+    group: inputs that share a scale or sub-scale, 0 for whole rows; scale_dtype: its name; zeros:
+    whether 4-bit codes have zero points of their own; mins: whether groups have minima.
     """
 
     data: Array
@@ -73,6 +81,8 @@ def pack_weight(
     *,
     zeros: Array | None = None,
     mins: Array | None = None,
+    sub_scales: Array | None = None,
+    sub_mins: Array | None = None,
     group: int | None = None,
     dtype: Any = None,
 ) -> PackedWeight:
@@ -85,17 +95,25 @@ def pack_weight(
     - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)],
       input 2j in the low and 2j + 1 in the high half of byte j. zeros: uint8 [N, G], 0 .. 16; None:
       all are 8. With mins element = code * scale + min, and there are no zeros.
+    - `q4_k`, `q5_k`, `q6_k`: element = code * scale * sub_scale (+ min * sub_min), in super-blocks
+      of 256 inputs, as GGUF's K types are. w: of `q4_k` as of `int4`; int8 [N, K] of `q5_k`, 0 ..
+      31, and `q6_k`, -32 .. 31. scales and mins: [N, ceil(K / 256)]. sub_scales: int8, sub_mins:
+      uint8 [N, ceil(K / group)]; the group is 32, of `q6_k` 16.
+    - `mxfp4`: element = 4-bit float (e2m1) * power of two, in groups of 32. w as of `int4`, of the
+      floats' codes; scales: uint8, the exponent plus 127 (e8m0), 0 .. 252.
 
-    `w8a8` and `w4a8` quantize x as well, in `linear`: for each row and group, scale = max|x| / 127
-    and code = round(x / scale); their sums are exact integers. `int8` and `int4` take x as it is.
-    scales: bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N] for whole rows.
-    mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128, for 8-bit codes
-    also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64 for 4. dtype: of
-    x and of what `embedding` gives, a dtype or its name (default bfloat16). `unpack_gptq`,
-    `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer (GPTQ, AWQ, GGUF). A
-    quantized kind without scales: w is [N, K] bfloat16, float16 or float32 and is quantized here,
-    to the nearest; scale of a group: max|w| / 127, or w /
-    -8 of its largest w (4 bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
+    `w8a8`, `w4a8` and `mxfp4` quantize x as well, in `linear`: for each row and group, scale =
+    max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds in
+    super-blocks, for each row and 256 inputs. `int8` and `int4` take x as it is.
+    scales (of the first four): bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N]
+    for whole rows. mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128,
+    for 8-bit codes also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64
+    for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
+    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer
+    (GPTQ, AWQ, GGUF).
+    `int8`, `int4`, `w8a8` and `w4a8` without scales: w is [N, K] bfloat16, float16 or float32 and
+    is quantized here, to the nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4
+    bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
     dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
     On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
@@ -108,10 +126,19 @@ def pack_weight(
     if kind not in _KINDS:
         raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
     if kind != "dense":
-        return _pack_quantized(
-            op, w, scales, kind, zeros=zeros, mins=mins, group=group, dtype=dtype
+        numbers = _Numbers(
+            scales=scales, zeros=zeros, mins=mins, sub_scales=sub_scales, sub_mins=sub_mins
         )
-    others = {"scales": scales, "zeros": zeros, "mins": mins, "group": group, "dtype": dtype}
+        return _pack_quantized(op, w, kind, numbers=numbers, group=group, dtype=dtype)
+    others = {
+        "scales": scales,
+        "zeros": zeros,
+        "mins": mins,
+        "sub_scales": sub_scales,
+        "sub_mins": sub_mins,
+        "group": group,
+        "dtype": dtype,
+    }
     for name, given in others.items():
         if given is not None:
             raise ValueError(f"{op}: {name} is given, but a dense weight has none")
@@ -122,7 +149,7 @@ def pack_weight(
         return PackedWeight(data=_copied_bytes(w), layout=REFERENCE_LAYOUT, n=n, k=k, dtype=name)
     desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name)
     data = _aligned_bytes(w, desc.nbytes)
-    run(w, None, None, None, desc, data)
+    run(w, None, None, None, None, None, desc, data)
     return PackedWeight(data=data, layout=desc.layout, n=n, k=k, dtype=name, descriptor=desc)
 
 
@@ -134,25 +161,30 @@ def _copied_bytes(w: Array) -> Any:
     return rows.view(-1).view(torch.uint8)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Numbers:
+    """What codes are multiplied by and counted from, as `pack_weight` takes it."""
+
+    scales: Any
+    zeros: Any
+    mins: Any
+    sub_scales: Any
+    sub_mins: Any
+
+
 def _pack_quantized(
-    op: str,
-    w: Any,
-    scales: Any,
-    kind: str,
-    *,
-    zeros: Any,
-    mins: Any,
-    group: int | None,
-    dtype: Any,
+    op: str, w: Any, kind: str, *, numbers: _Numbers, group: int | None, dtype: Any
 ) -> PackedWeight:
     run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
         raise NotImplementedError(
             f"{op}: {kind} weights need the CPU library and a weight in its memory"
         )
+    _check_numbers(op, kind, numbers, dtype)
+    zeros = numbers.zeros
+    scales = numbers.scales
+    mins = numbers.mins
     if scales is None:
-        is_alone = zeros is None and mins is None and dtype is None
-        _checks.require(op, is_alone, "zeros, mins and dtype go with codes and scales")
         found = _of_floats(op, w, kind, group)
     else:
         scales = _as_columns(scales)
@@ -160,7 +192,7 @@ def _pack_quantized(
         found = _of_codes(op, w, scales, kind, group=group, dtype=dtype)
     desc = _descriptor(**found, kind=kind, zeros=zeros is not None, mins=mins is not None)
     data = _aligned_bytes(w, desc.nbytes)
-    run(w, scales, zeros, mins, desc, data)
+    run(w, scales, zeros, mins, numbers.sub_scales, numbers.sub_mins, desc, data)
     return PackedWeight(
         data=data,
         layout=desc.layout,
@@ -170,6 +202,25 @@ def _pack_quantized(
         descriptor=desc,
         **found,
     )
+
+
+def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
+    """Whether a quantized kind is given what belongs together."""
+    in_supers = kind in _SUPER_GROUPS
+    if numbers.scales is None and kind in _GROUPS:
+        raise ValueError(f"{op}: scales is None, but floats cannot be quantized to {kind} here")
+    if numbers.scales is None:
+        is_alone = numbers.zeros is None and numbers.mins is None and dtype is None
+        _checks.require(op, is_alone, "zeros, mins and dtype go with codes and scales")
+    for name, given, wanted in (
+        ("sub_scales", numbers.sub_scales, in_supers),
+        ("sub_mins", numbers.sub_mins, in_supers and numbers.mins is not None),
+    ):
+        if (given is not None) != wanted:
+            found = "None" if given is None else "given"
+            expected = "an array" if wanted else "None"
+            text = f"{name} is {found}, expected {expected} (kind {kind}, mins beside it or not)"
+            raise ValueError(f"{op}: {text}")
 
 
 class _Description(TypedDict):
@@ -195,16 +246,20 @@ def _of_codes(
     op: str, w: Any, scales: Any, kind: str, *, group: int | None, dtype: Any
 ) -> _Description:
     """Of codes with scales [N, G]."""
-    small = kind in _SMALL_CODES
-    _checks.dtype(op, "w", w, ("uint8",) if small else ("int8",))
+    paired = kind in _PAIRED_CODES
+    _checks.dtype(op, "w", w, ("uint8",) if paired else ("int8",))
     _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
     columns = int(w.shape[1])
-    k = 2 * columns if small else columns
+    k = 2 * columns if paired else columns
+    if group is None and kind in _GROUPS:
+        group = _GROUPS[kind]
+    if group is None:
+        group = _group_of(op, k, int(scales.shape[1]), paired)
     return _Description(
         n=int(w.shape[0]),
         k=k,
         dtype="bfloat16" if dtype is None else str(dtype).rpartition(".")[2],
-        group=_group_of(op, k, int(scales.shape[1]), small) if group is None else group,
+        group=group,
         scale_dtype=_arrays.dtype_name(scales),
     )
 
@@ -257,10 +312,10 @@ def _check_matrix(op: str, w: Array) -> tuple[int, int]:
 
 def unpack_weight(weight: PackedWeight) -> Any:
     """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or
-    mins or None).
+    mins or None); of a weight in super-blocks (codes, scales, mins or None, sub_scales, sub_mins or
+    None).
 
-    Codes, scales [n, G] and zeros or mins are as `pack_weight` takes them; a last 4-bit code of an
-    odd K has 0 beside it.
+    All are as `pack_weight` takes them; a last 4-bit code of an odd K has 0 beside it.
     """
     if weight.layout == REFERENCE_LAYOUT:
         out = _arrays.empty(weight.data, weight.shape, weight.dtype)
@@ -270,19 +325,35 @@ def unpack_weight(weight: PackedWeight) -> Any:
         raise ValueError(f"unpack_weight: no library here knows the layout {weight.layout}")
     if weight.kind == "dense":
         out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-        run(weight.data, weight.descriptor, out, None, None, None)
+        run(weight.data, weight.descriptor, out, None, None, None, None, None)
         return out
     n, k = weight.shape
-    if weight.kind in _SMALL_CODES:
+    if weight.kind in _PAIRED_CODES:
         codes = _arrays.empty(weight.data, (n, -(-k // 2)), "uint8")
     else:
         codes = _arrays.empty(weight.data, (n, k), "int8")
     groups = -(-k // weight.group) if weight.group else 1
+    if weight.kind in _SUPER_GROUPS:
+        return _unpack_supers(run, weight, codes, groups)
     scales = _arrays.empty(weight.data, (n, groups), weight.scale_dtype)
     zeros = _arrays.empty(weight.data, (n, groups), "uint8") if weight.zeros else None
     mins = _arrays.empty(weight.data, (n, groups), weight.scale_dtype) if weight.mins else None
-    run(weight.data, weight.descriptor, codes, scales, zeros, mins)
+    run(weight.data, weight.descriptor, codes, scales, zeros, mins, None, None)
     return codes, scales, mins if weight.mins else zeros
+
+
+def _unpack_supers(run: Any, weight: PackedWeight, codes: Array, groups: int) -> tuple[Any, ...]:
+    data = weight.data
+    supers = -(-weight.k // _SUPER_INPUTS)
+    scales = _arrays.empty(data, (weight.n, supers), weight.scale_dtype)
+    sub_scales = _arrays.empty(data, (weight.n, groups), "int8")
+    mins = None
+    sub_mins = None
+    if weight.mins:
+        mins = _arrays.empty(data, (weight.n, supers), weight.scale_dtype)
+        sub_mins = _arrays.empty(data, (weight.n, groups), "uint8")
+    run(data, weight.descriptor, codes, scales, None, mins, sub_scales, sub_mins)
+    return codes, scales, mins, sub_scales, sub_mins
 
 
 def is_packed(weight: PackedWeight | Array) -> TypeGuard[PackedWeight]:

@@ -1,8 +1,7 @@
 """GGUF files: on the CPU the codes of a file are kept, elsewhere they are widened as they load.
 
 A product that merges tensors of several types (`attn_v` often has more bits than `attn_q`) is held
-in a form that has room for all of them: 8 bits for 4, the smaller groups, minima. No code is
-rounded."""
+in a form that has room for all of them (`gguf_forms.py`). No code is rounded."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from ..families.tensor_views import TensorSource
 from .base import LinearMethod
 from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
 from .dense import DenseMethod
+from .gguf_forms import FORMS, SUPER, CodeForm, in_form, without_supers
 from .gguf_tensors import GgufTensor, UnpackedTensor
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
@@ -26,51 +26,6 @@ from .params import Inputs, LinearShape, Outputs, ParamSpec
 _MERGED = re.compile(r"attn_[qkv]$|ffn_(gate|up)(?=_exps$|_shexp$|$|\.\d+$)")
 # Tiny matrices that decide which experts run: files hold them as floats, or should.
 _ROUTERS = re.compile(r"ffn_gate_inp(_shexp)?$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeForm:
-    """How codes are held: `bits` 4 (two to a byte) or 8, a scale for `group` inputs, and with
-    `has_mins` a number that is added. `is_wide`: both are float32, not float16."""
-
-    bits: int
-    group: int
-    has_mins: bool = False
-    is_wide: bool = False
-
-    def join(self, other: "CodeForm") -> "CodeForm":
-        """A form that holds the codes of both."""
-        if self == other:
-            return self
-        return CodeForm(
-            bits=max(self.bits, other.bits),
-            group=min(self.group, other.group),
-            has_mins=self.has_mins or other.has_mins,
-            is_wide=True,  # a minimum in place of a zero point is no float16
-        )
-
-    @property
-    def scale_dtype(self) -> torch.dtype:
-        """The type of scales and minima."""
-        return torch.float32 if self.is_wide else torch.float16
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The parameters, and how many inputs an element of each stands for."""
-        found = {"weight": 8 // self.bits, "weight_scale": self.group}
-        return found | ({"weight_min": self.group} if self.has_mins else {})
-
-
-_FORMS = {
-    "Q4_0": CodeForm(bits=4, group=32),
-    "Q4_1": CodeForm(bits=4, group=32, has_mins=True),
-    "Q5_0": CodeForm(bits=8, group=32),
-    "Q5_1": CodeForm(bits=8, group=32, has_mins=True),
-    "Q8_0": CodeForm(bits=8, group=32),
-    "Q4_K": CodeForm(bits=4, group=32, has_mins=True, is_wide=True),
-    "Q5_K": CodeForm(bits=8, group=32, has_mins=True, is_wide=True),
-    "Q6_K": CodeForm(bits=8, group=16, is_wide=True),
-}
 
 
 class GgufSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -82,7 +37,7 @@ class GgufSettings(msgspec.Struct, kw_only=True, frozen=True):
 
 class GgufMethod(DenseMethod):
     """Multiplies by the codes of the file. `quantizes_x`: x is quantized too, with a scale for each
-    group, as llama.cpp does; never where the compute type is float32."""
+    group or super-block, as llama.cpp does; never where the compute type is float32."""
 
     quantizes_x = True
 
@@ -97,48 +52,50 @@ class GgufMethod(DenseMethod):
                 f"{shape.name}: {shape.inputs.size} of {shape.inputs.total} inputs on a rank are "
                 f"no whole groups of {form.group}; a smaller --tp-size cuts it less"
             )
-        codes = torch.uint8 if form.bits == 4 else torch.int8
         return [
-            ParamSpec(
-                name=name,
-                dims=(Outputs(), Inputs(per)),
-                dtype=codes if name == "weight" else form.scale_dtype,
-            )
+            ParamSpec(name=name, dims=(Outputs(), Inputs(per)), dtype=form.dtypes[name])
             for name, per in form.widths.items()
         ]
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
+        if self._keeps_form(shape):
+            return self.form.held_bytes(shape.out_features, shape.in_features)
         return LinearMethod.held_bytes(self, shape, dtype)  # codes, scales and minima
 
     def finalize(self, layer: Any) -> None:
-        scales = layer.weight_scale.data
-        mins = layer.weight_min.data if self.form.has_mins else None
-        for name, values in (("scale", scales), ("minimum", mins)):
-            if values is not None and not bool(values.isfinite().all()):
-                raise ValueError(f"has a {name} that is not finite")
-        kind = "int4" if self.form.bits == 4 else "int8"
-        if self.quantizes_x and layer.compute_dtype != torch.float32:
-            kind = {"int4": "w4a8", "int8": "w8a8"}[kind]
+        parts = {name: getattr(layer, name).data for name in self.form.widths}
+        for name, values in parts.items():
+            if values.is_floating_point() and not bool(values.isfinite().all()):
+                what = "minimum" if name == "weight_min" else "scale"
+                raise ValueError(f"has a {what} that is not finite")
+        kind = self.form.kind
+        if not self._keeps_form(layer.shape):
+            parts = without_supers(parts, layer.shape.inputs, self.form.group)
+            kind = "int4" if self.form.bits == 4 else "int8"
+            if self.quantizes_x and layer.compute_dtype != torch.float32:
+                kind = {"int4": "w4a8", "int8": "w8a8"}[kind]
         weight = ops.pack_weight(
-            layer.weight.data,
-            scales,
+            parts["weight"],
+            parts["weight_scale"],
             kind,
-            mins=mins,
+            mins=parts.get("weight_min"),
+            sub_scales=parts.get("weight_sub_scale"),
+            sub_mins=parts.get("weight_sub_min"),
             group=self.form.group,
             dtype=layer.compute_dtype,
         )
         layer.hold(weight=weight)
 
+    def _keeps_form(self, shape: LinearShape) -> bool:
+        """Whether the form is not plain, and stays so in memory: a rank may have a part of a
+        super-block."""
+        is_whole = self.form.in_supers and shape.inputs.is_cut_at(SUPER)
+        return self.form.is_float or is_whole
+
     def fill_random(
         self, layer: Any, name: str, memory: torch.Tensor, generator: torch.Generator
     ) -> None:
-        spread = 4.6 if self.form.bits == 4 else 74  # the deviation of random codes
-        if name == "weight":
-            memory.view(torch.uint8).random_(0, 256, generator=generator)
-        elif name == "weight_scale":
-            memory.fill_(0.02 / spread)
-        else:
-            memory.fill_(-7.5 * 0.02 / spread if self.form.bits == 4 else 0)
+        self.form.fill_random(name, memory, generator)
 
 
 class WidenedGguf(DenseMethod):
@@ -158,7 +115,10 @@ class GgufConfig(QuantizationConfig):
         joined: dict[str, CodeForm] = {}
         for name, kind in types.items():
             product = _MERGED.sub("merged", name)
-            joined[product] = joined.get(product, _FORMS[kind]).join(_FORMS[kind])
+            form = FORMS[kind]
+            if target.dtype == torch.float32:  # the other kinds round x
+                form = form.plain()
+            joined[product] = joined.get(product, form).join(form)
         for name in types:
             if not _ROUTERS.search(name):
                 self._forms[name] = joined[_MERGED.sub("merged", name)]
@@ -194,31 +154,9 @@ class _SplitCodes:
             return
 
         def unpack(blocks: Any, kind: str) -> dict[str, torch.Tensor]:
-            return _in_form(ops.unpack_gguf(blocks, kind), form)
+            found = ops.unpack_gguf(blocks, kind, in_super_blocks=form.in_supers)
+            return in_form(found, form)
 
         unpacked = UnpackedTensor(source, unpack=unpack, widths=form.widths)
         for part, view in unpacked.sources.items():
             yield f"{layer}.{part}", view
-
-
-def _in_form(found: ops.GgufArguments, form: CodeForm) -> dict[str, torch.Tensor]:
-    """Codes, scales and minima of some rows, in a form that has room for them."""
-    codes = found["w"]
-    scales = found["scales"]
-    mins = found["mins"]
-    has_zero_points = found["kind"] == "int4" and mins is None  # all of them are 8
-    if found["kind"] == "int4" and form.bits == 8:
-        codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1).view(torch.int8)
-        if has_zero_points:
-            codes = codes - 8
-            has_zero_points = False
-    if form.has_mins and mins is None:
-        mins = scales.float() * (-8 if has_zero_points else 0)
-    repeats = found["group"] // form.group
-    values = {"weight": codes, "weight_scale": scales.to(form.scale_dtype)}
-    if mins is not None:
-        values["weight_min"] = mins.to(form.scale_dtype)
-    return {
-        name: part if name == "weight" else part.repeat_interleave(repeats, 1)
-        for name, part in values.items()
-    }

@@ -1,8 +1,9 @@
 """`quant_method: mxfp4` of checkpoints, in which gpt-oss has its experts: 4-bit floats (e2m1) in
 blocks of 32 inputs, each with a power of two (e8m0), as the OCP's microscaling formats define them.
 
-Twice such a float is an integer from -12 to 12: the CPU multiplies by integers, with half of the
-power as their scale, and every weight keeps its value. Elsewhere the weights are widened."""
+Twice such a float is an integer from -12 to 12: the CPU multiplies x in 8 bits by integers, which
+it looks up as it reads the floats' codes, and every weight keeps its value. With float32 as the
+compute type x is not rounded: the integers are held then. Elsewhere the weights are widened."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from .. import ops
 from ..errors import ConfigError
 from ..families.names import Named, Rule
 from ..families.tensor_views import Flattened, TensorSource, TensorView
@@ -24,13 +26,18 @@ from .storage import WidenableStorage, WidenedMethod
 
 BLOCK = 32  # inputs that share a power of two
 _BYTES = BLOCK // 2  # of a block's floats
+# What the CPU's wheel pads packed weights to: outputs, inputs, and bytes of the scales of so many
+# outputs.
+_OUTPUTS = 16
+_PADDED = 64
+_LINE = 64
 
 # Twice the float of each 4-bit code, which has a bit of sign, two of exponent, one of mantissa.
 _TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
 _NAN = 255  # the one e8m0 code that is no power of two
 _LARGEST = 252  # 2^125: with a larger power 6, the largest float, is no float32
-_RANDOM_EXPONENT = 120  # 2^-7: the floats of random codes deviate by 2.9
+RANDOM_EXPONENT = 120  # 2^-7: the floats of random codes deviate by 2.9
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,9 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
         ]
 
     def codes(self, layer: Any) -> Codes:
-        scales = _half_powers(layer.scales.data)
+        scales = half_powers(layer.scales.data)
         return Codes(
-            w=_twice_the_floats(layer.blocks.data),
+            w=twice_the_floats(layer.blocks.data),
             scales=scales.to(torch.bfloat16),  # exact, as every power of two from 2^-133
             kind="int8",
             zeros=None,
@@ -67,8 +74,8 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
     def weight(self, layer: Any, dtype: torch.dtype) -> torch.Tensor:
         inputs = layer.shape.inputs
         first = inputs.first % BLOCK
-        doubled = _twice_the_floats(layer.blocks.data).float().unflatten(1, (-1, BLOCK))
-        blocks = doubled * _half_powers(layer.scales.data)[..., None]
+        doubled = twice_the_floats(layer.blocks.data).float().unflatten(1, (-1, BLOCK))
+        blocks = doubled * half_powers(layer.scales.data)[..., None]
         return blocks.flatten(1)[:, first : first + inputs.size].to(dtype)
 
     def fill_random(
@@ -77,11 +84,11 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
         if name == "blocks":
             memory.random_(0, 256, generator=generator)
         else:
-            memory.fill_(_RANDOM_EXPONENT)
+            memory.fill_(RANDOM_EXPONENT)
 
 
 class Mxfp4Method(CodesMethod):
-    """Multiplies by integers of 8 bits, which are twice the floats."""
+    """Multiplies by twice the floats: integers, looked up or, in float32, held in 8 bits."""
 
     storage: Mxfp4Storage
 
@@ -90,9 +97,21 @@ class Mxfp4Method(CodesMethod):
         return super().params(shape, dtype)
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        """A byte for each weight, twice what the checkpoint takes, and scales of 16 bits."""
-        weights = shape.out_features * shape.in_features
-        return weights + weights // BLOCK * 2
+        """As in the checkpoint, padded; in float32 a byte for each weight, and scales of 16
+        bits."""
+        if dtype == torch.float32:
+            weights = shape.out_features * shape.in_features
+            return weights + weights // BLOCK * 2
+        return packed_bytes(shape.out_features, shape.in_features)
+
+    def finalize(self, layer: Any) -> None:
+        if layer.compute_dtype == torch.float32:
+            super().finalize(layer)
+            return
+        weight = ops.pack_weight(
+            layer.blocks.data, layer.scales.data, "mxfp4", group=BLOCK, dtype=layer.compute_dtype
+        )
+        layer.hold(weight=weight)
 
 
 class Mxfp4Settings(msgspec.Struct, kw_only=True, frozen=True):
@@ -162,17 +181,25 @@ class _Exponents(TensorView):
     def read(self, ranges: list[slice]) -> torch.Tensor:
         found: torch.Tensor = self._source[tuple(ranges)]
         if found.dtype == torch.uint8:  # another type is the loader's error
-            _check_exponent(int(found.max()))
+            check_exponent(int(found.max()))
         return found
 
 
-def _check_exponent(largest: int) -> None:
+def check_exponent(largest: int) -> None:
     """Raises ValueError for the largest exponent of a tensor, plus 127, where it makes weights that
     are not finite."""
     if largest == _NAN:
         raise ValueError(f"has a scale of {_NAN}, which is NaN")
     if largest > _LARGEST:
         raise ValueError(f"has a scale of {largest}, with which 6 is too large for float32")
+
+
+def packed_bytes(out_features: int, in_features: int) -> int:
+    """What a weight of 4-bit floats takes once it is packed."""
+    inputs = -(-in_features // _PADDED) * _PADDED
+    codes = _OUTPUTS * inputs // 2
+    scales = -(-_OUTPUTS * inputs // BLOCK // _LINE) * _LINE
+    return -(-out_features // _OUTPUTS) * (codes + scales)
 
 
 def _pairs() -> torch.Tensor:
@@ -185,13 +212,13 @@ def _pairs() -> torch.Tensor:
 _PAIRS = _pairs()
 
 
-def _twice_the_floats(blocks: torch.Tensor) -> torch.Tensor:
+def twice_the_floats(blocks: torch.Tensor) -> torch.Tensor:
     """uint8 [N, K / 2] as int8 [N, K]."""
     words = _PAIRS.to(blocks.device).index_select(0, blocks.flatten().int())
     return words.view(torch.int8).view(len(blocks), -1)
 
 
-def _half_powers(exponents: torch.Tensor) -> torch.Tensor:
+def half_powers(exponents: torch.Tensor) -> torch.Tensor:
     """Half of what e8m0 codes, uint8, stand for, float32."""
     one = torch.ones_like(exponents, dtype=torch.float32)
     return torch.ldexp(one, exponents.int() - 128)

@@ -70,13 +70,18 @@ struct DenseAmx : AmxProduct {
   }
 };
 
-// 4-bit codes less 8 as bytes: a line of nibbles16 becomes two of quads16.
+// 4-bit codes less 8, or twice the floats that they are, as bytes: a line of nibbles16 becomes two of quads16.
+template <bool Floats>
+inline Bytes64 signed_factors(Bytes64 codes) {
+  if constexpr (Floats) return twice_floats<0>(codes);
+  return {_mm512_sub_epi8(codes.v, _mm512_set1_epi8(kNibbleZero))};
+}
+template <bool Floats>
 inline void expand_nibbles(const uint8_t* codes, int64_t k, uint8_t* to) {
-  const __m512i zero = _mm512_set1_epi8(kNibbleZero);
   for (int64_t i = 0; i < k / 8; i++) {
     const Bytes64 line = load_bytes(codes + i * kLine);
-    _mm512_store_si512(to + 2 * i * kLine, _mm512_sub_epi8(low_nibbles(line).v, zero));
-    _mm512_store_si512(to + (2 * i + 1) * kLine, _mm512_sub_epi8(high_nibbles(line).v, zero));
+    _mm512_store_si512(to + 2 * i * kLine, signed_factors<Floats>(low_nibbles(line)).v);
+    _mm512_store_si512(to + (2 * i + 1) * kLine, signed_factors<Floats>(high_nibbles(line)).v);
   }
 }
 // 16 pairs of codes as bf16, exactly: a line of pairs16.
@@ -105,14 +110,14 @@ inline void expand_bf16(const uint8_t* codes, int64_t k, uint8_t* to) {
 }
 
 // Quantized weights, with x in int8 or, as it is, in bf16. Sums of a group of K as in kernel_codes.h.
-template <int Bits, bool Int8X>
-struct CodesAmx : AmxProduct {
+template <int Bits, bool Int8X, bool Floats = false>
+struct CodesOnTiles : AmxProduct {
   static_assert(Bits == 4 || Bits == 8);
   const Quantized& q;
   static constexpr int64_t kElement = Int8X ? 1 : 2;  // bytes of a value of x
   static constexpr bool kExpanded = !(Int8X && Bits == 8);
   static constexpr int64_t kPieceK = kPieceTiles * kLine / kElement;
-  CodesAmx(const Quantized& layout, const StagedX& staged) : AmxProduct(staged), q(layout) {}
+  CodesOnTiles(const Quantized& layout, const StagedX& staged) : AmxProduct(staged), q(layout) {}
 
   // Of w8a8 with a scale a row: the codes' sums are folded where they become outputs.
   bool many(int rows) const { return Int8X && Bits == 8 && q.groups == 1 && rows > kPassRows; }
@@ -125,7 +130,7 @@ struct CodesAmx : AmxProduct {
   }
   template <class Ends>
   struct FoldedEnds {
-    const CodesAmx& product;
+    const CodesOnTiles& product;
     const Ends& ends;
     int64_t m;
     const TaskBlocks& blocks;
@@ -154,7 +159,7 @@ struct CodesAmx : AmxProduct {
     if constexpr (kExpanded) {
       for (int b = 0; b < (stream.second ? 2 : 1); b++) {
         if constexpr (Int8X) {
-          expand_nibbles(codes + b * stream.second, size, room + b * bytes);
+          expand_nibbles<Floats>(codes + b * stream.second, size, room + b * bytes);
         } else {
           expand_bf16<Bits>(codes + b * stream.second, size, room + b * bytes);
         }
@@ -229,6 +234,10 @@ struct CodesAmx : AmxProduct {
     return {_mm512_sub_epi32(zeros.v, _mm512_set1_epi32(kNibbleZero))};
   }
 };
+
+template <int Bits, bool Int8X>
+using CodesAmx = CodesOnTiles<Bits, Int8X>;
+using FloatsAmx = CodesOnTiles<4, true, true>;
 
 }  // namespace radix::cpu::RK_ISA
 

@@ -5,6 +5,7 @@
 // row's sum is depends on neither the other rows nor the blocks beside it.
 #pragma once
 
+#include "cpu/linear/floats4.h"
 #include "cpu/linear/ints16.h"
 #include "cpu/linear/problem.h"
 
@@ -36,6 +37,7 @@ inline Lanes16 load_scales(const uint8_t* p, int64_t index, DType type) {
   switch (type) {
     case DType::f32: r.load_line(reinterpret_cast<const float*>(p) + index); break;
     case DType::f16: r.load_line(reinterpret_cast<const f16*>(p) + index); break;
+    case DType::u8: return half_powers(p + index);
     default: r.load_line(reinterpret_cast<const bf16*>(p) + index);
   }
   return r;
@@ -88,13 +90,26 @@ inline void clear(Lanes16 (&acc)[R][B]) {
     for (Lanes16& a : row) a.clear();
 }
 
+// What 4-bit codes are multiplied as: unsigned, counted from what zero_of_codes() says.
+template <bool Floats>
+inline Bytes64 small_factors(Bytes64 codes) {
+  if constexpr (Floats) return twice_floats<kFloatZero>(codes);
+  return codes;
+}
+template <int Bits, bool Floats>
+inline int zero_of_codes(const Quantized& q) {
+  if (Bits == 8) return kSignedBias;
+  if (Floats) return kFloatZero;
+  return q.has_mins ? 0 : kNibbleZero;
+}
+
 // Sums of int8 x codes, k0 <= k < k0 + size, a multiple of kRun.
-template <int Bits, int kRun, int R, int B>
+template <int Bits, bool Floats, int kRun, int R, int B>
 inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0, int64_t size,
                       Ints16 (&acc)[R][B]) {
   constexpr int kPerLine = 32 / Bits;
   // With few rows instructions are dear: high halves stay where they are, and their sums are shifted once.
-  constexpr bool kInPlace = Bits == 4 && kDotsAnyByte && R <= 2;
+  constexpr bool kInPlace = Bits == 4 && !Floats && kDotsAnyByte && R <= 2;
   Ints16 high[R][B];
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++) acc[r][b] = high[r][b] = no_ints();
@@ -115,9 +130,9 @@ inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, i
           if constexpr (Bits == 8) {
             dot_signed(acc[r][b], line[b], quad[0]);
           } else {
-            dot_small(acc[r][b], low_nibbles(line[b]), quad[0]);
+            dot_small(acc[r][b], small_factors<Floats>(low_nibbles(line[b])), quad[0]);
             kInPlace ? dot_small(high[r][b], high_halves(line[b]), quad[1])
-                     : dot_small(acc[r][b], high_nibbles(line[b]), quad[1]);
+                     : dot_small(acc[r][b], small_factors<Floats>(high_nibbles(line[b])), quad[1]);
           }
         }
       }
@@ -128,7 +143,7 @@ inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, i
       for (int b = 0; b < B; b++) add(acc[r][b], sixteenth(high[r][b]));
 }
 
-template <int Bits, int R, int B>
+template <int Bits, bool Floats, int R, int B>
 inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint8_t* w, float* sums) {
   const int8_t* rows[R];
   for (int r = 0; r < R; r++) rows[r] = reinterpret_cast<const int8_t*>(x.at(m + r, 0));
@@ -138,16 +153,18 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
   for (int64_t g = 0; g < q.groups; g++) {
     Ints16 acc[R][B];
     if (Bits == 8 && q.group < 32) {
-      int_group<Bits, 16>(w, q.block, rows, g * q.group, q.group, acc);
+      int_group<Bits, Floats, 16>(w, q.block, rows, g * q.group, q.group, acc);
     } else {
-      int_group<Bits, 32>(w, q.block, rows, g * q.group, q.group, acc);
+      int_group<Bits, Floats, 32>(w, q.block, rows, g * q.group, q.group, acc);
     }
+    Lanes16 scales[B];
+    for (int b = 0; b < B; b++) scales[b] = load_scales(w + b * q.block + q.scales, g * kBlockN, q.scale_type);
     for (int r = 0; r < R; r++) {
       const int64_t at = (m + r) * q.groups + g;
-      const int32_t zero_sum = row_sums[at] * (Bits == 8 ? kSignedBias : q.has_mins ? 0 : kNibbleZero);
+      const int32_t zero_sum = row_sums[at] * zero_of_codes<Bits, Floats>(q);
       for (int b = 0; b < B; b++) {
         const uint8_t* block = w + b * q.block;
-        const Lanes16 scale = times(load_scales(block + q.scales, g * kBlockN, q.scale_type), x.scales[at]);
+        const Lanes16 scale = times(scales[b], x.scales[at]);
         const Lanes16 codes = q.has_zeros
                                   ? corrected(acc[r][b], load_zeros(block + q.zeros + g * kBlockN), row_sums[at])
                                   : lowered(acc[r][b], zero_sum);
@@ -251,7 +268,7 @@ inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const ui
   }
 }
 
-template <int Bits, bool Int8X, bool InTiles>
+template <int Bits, bool Int8X, bool InTiles, bool Floats = false>
 struct CodesOnVectors : VectorProduct {
   static constexpr int kBlocks = kCodeBlocks, kRows = InTiles ? 2 : VectorProduct::kRows;
   const Quantized& q;
@@ -268,7 +285,7 @@ struct CodesOnVectors : VectorProduct {
   template <int R, int B>
   void tile_of(int64_t m, const uint8_t* w, float* sums) const {
     if constexpr (Int8X) {
-      int_tile<Bits, R, B>(q, x, m, w, sums);
+      int_tile<Bits, Floats, R, B>(q, x, m, w, sums);
     } else if constexpr (InTiles) {
       const FlushScope flush;
       float_tile<Bits, true, R, B>(q, x, m, w, sums);
@@ -286,5 +303,6 @@ struct CodesOnVectors : VectorProduct {
 };
 template <int Bits, bool Int8X>
 using CodesProduct = CodesOnVectors<Bits, Int8X, false>;
+using FloatsProduct = CodesOnVectors<4, true, false, true>;
 
 }  // namespace radix::cpu::RK_ISA

@@ -25,6 +25,7 @@ struct LinearKernels {
   // `count` products, 1 or more, none of which reads what another writes. maxima: NULL, or what takes the place of the
   // output of a single one, which is NULL then; without bias, gate and residual.
   void (*products)(const rk_linear_args* args, int64_t count, RowMaxima* maxima);
+  // Of kinds other than dense.
   void (*pack_quantized)(const rk_pack_weight_args& args);
   void (*unpack_quantized)(const rk_unpack_weight_args& args);
   void (*gather_quantized)(const rk_embedding_args& args);

@@ -8,6 +8,11 @@
 //                                          or minima [groups][16] }
 //                                                    one line = 16 outputs x 8 k: the quads16 line of k .. k + 3 in the
 //                                                    low halves of its bytes, that of k + 4 .. k + 7 in the high ones
+//   supers16 (4 to 6 bits)      [N/16][K/256] x { codes, sub-scales int8 [groups][16], sub-minima uint8
+//                                                 [groups / 2][16][2], scales [16], minima [16] }
+//                                                    codes are runs of 32 or (6 bits) 16 inputs: their low four bits
+//                                                    as nibbles16, then one line of the bits above: byte n, k % 4 has
+//                                                    those of k, k + 4, k + 8 ... from its lowest bits on
 //
 // A block of pairs16 or quads16 is also a stack of AMX B tiles (16 lines, 1 KiB each), which is why K is padded to 32
 // and 64 there. All layouts stream: a thread reads its blocks front to back.
@@ -58,6 +63,7 @@ struct Quantized {
   int bits;     // of a code
   bool int8_x;  // x is quantized too
   bool has_zeros, has_mins;
+  bool floats;       // 4-bit codes are floats, and scales powers of two
   DType scale_type;  // of minima too
   int64_t k, kp;
   int64_t group;                       // inputs that share a scale; kp when a row has one
@@ -67,9 +73,10 @@ struct Quantized {
 
   explicit Quantized(const rk_packed_desc& d)
       : bits(d.kind == RK_WEIGHT_INT8 || d.kind == RK_WEIGHT_W8A8 ? 8 : 4),
-        int8_x(d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_W4A8),
+        int8_x(d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_W4A8 || d.kind == RK_WEIGHT_MXFP4),
         has_zeros(d.zeros != 0),
         has_mins(d.mins != 0),
+        floats(d.kind == RK_WEIGHT_MXFP4),
         scale_type(dtype_of(d.scale_dtype)),
         k(d.k) {
     kp = round_up(k, d.group > kLine ? d.group : kLine);
@@ -89,6 +96,59 @@ struct Quantized {
     return line * kLine + n * 4 + at % 4;
   }
   static bool high(int64_t at) { return at % 8 >= 4; }
+};
+
+// Where the parts of a weight in super-blocks lie: 16 outputs x 256 inputs, whose groups have small integers as scales,
+// and as minima if any, which numbers of the super-block multiply. Offsets are in bytes, within a super-block.
+struct SuperBlocks {
+  static constexpr int64_t kInputs = 256;
+  int bits;  // of a code; those of 6 bits stand for 0 with 32, the others with 0
+  bool has_mins;
+  DType scale_type;  // of minima too
+  int64_t k, kp;
+  int64_t group;       // inputs that share a sub-scale
+  int64_t groups;      // of the padded row
+  int64_t groups_k;    // that hold inputs
+  int64_t supers;      // of the padded row
+  int64_t run, lines;  // inputs that lie together, and the lines of their low bits
+  int64_t run_bytes;
+  int64_t sub_scales, sub_mins, scales, mins;
+  int64_t super, block;  // sizes of a super-block and of all those of 16 outputs
+
+  static bool holds(const rk_packed_desc& d) { return d.kind >= RK_WEIGHT_Q4_K && d.kind <= RK_WEIGHT_Q6_K; }
+
+  explicit SuperBlocks(const rk_packed_desc& d)
+      : bits(static_cast<int>(d.kind - RK_WEIGHT_Q4_K) + 4),
+        has_mins(d.mins != 0),
+        scale_type(dtype_of(d.scale_dtype)),
+        k(d.k),
+        kp(round_up(k, kInputs)),
+        group(d.group) {
+    groups = kp / group;
+    groups_k = (k + group - 1) / group;
+    supers = kp / kInputs;
+    run = bits == 6 ? 16 : 32;
+    lines = run / 8;
+    run_bytes = (lines + (bits > 4 ? 1 : 0)) * kLine;
+    const int64_t small = kInputs / group * kBlockN, large = kBlockN * (d.scale_dtype.bits / 8);
+    sub_scales = kInputs / run * run_bytes;
+    sub_mins = sub_scales + small;
+    scales = sub_mins + (has_mins ? small : 0);
+    mins = scales + large;
+    super = round_up(mins + (has_mins ? large : 0), kLine);
+    block = supers * super;
+  }
+
+  int zero() const { return bits == 6 ? 32 : 0; }
+  // Where code (n, at) lies, n < 16, at < kInputs: the byte of its low four bits, in the high half when high(at); that
+  // of the others, which are from bit high_shift(at) on.
+  int64_t low_byte(int64_t n, int64_t at) const { return at / run * run_bytes + at % run / 8 * kLine + n * 4 + at % 4; }
+  static bool high(int64_t at) { return at % 8 >= 4; }
+  int64_t high_byte(int64_t n, int64_t at) const { return at / run * run_bytes + lines * kLine + n * 4 + at % 4; }
+  int high_shift(int64_t at) const { return static_cast<int>(at % run / 4) * (bits - 4); }
+  // Of group g of the super-block.
+  int64_t sub_scale(int64_t n, int64_t g) const { return sub_scales + g * kBlockN + n; }
+  int64_t sub_min(int64_t n, int64_t g) const { return sub_mins + g / 2 * 2 * kBlockN + n * 2 + g % 2; }
 };
 
 }  // namespace radix::cpu::linear_layout

@@ -6,9 +6,12 @@
 #include "cpu/linear/kernels.h"
 #include "cpu/linear/problem.h"
 #include "cpu/linear/quantized.h"
+#include "cpu/linear/supers.h"
 
 namespace radix::cpu::RK_ISA {
 namespace {
+
+using linear_layout::SuperBlocks;
 
 // What the rows of x are staged as for weights of type W, and the tile that takes them.
 template <class W>
@@ -160,17 +163,30 @@ std::unique_ptr<Job> dense_job(const rk_linear_args& args, RowMaxima* maxima) {
   }
 }
 
+std::unique_ptr<Job> job_of(const rk_linear_args& args, RowMaxima* maxima) {
+  if (args.desc->kind == RK_WEIGHT_DENSE) return dense_job(args, maxima);
+  if (SuperBlocks::holds(*args.desc)) return supers_job(args, maxima);
+  return quantized_job(args, maxima);
+}
+
 void products(const rk_linear_args* args, int64_t count, RowMaxima* maxima) {
   Jobs jobs(count);
-  for (int64_t i = 0; i < count; i++) {
-    const bool dense = args[i].desc->kind == RK_WEIGHT_DENSE;
-    jobs.add(dense ? dense_job(args[i], maxima) : quantized_job(args[i], maxima));
-  }
+  for (int64_t i = 0; i < count; i++) jobs.add(job_of(args[i], maxima));
   jobs.run();
+}
+
+void pack(const rk_pack_weight_args& args) {
+  SuperBlocks::holds(*args.desc) ? pack_supers(args) : pack_quantized(args);
+}
+void unpack(const rk_unpack_weight_args& args) {
+  SuperBlocks::holds(*args.desc) ? unpack_supers(args) : unpack_quantized(args);
+}
+void gather(const rk_embedding_args& args) {
+  SuperBlocks::holds(*args.desc) ? gather_supers(args) : gather_quantized(args);
 }
 
 }  // namespace
 
-const LinearKernels linear_table = {products, pack_quantized, unpack_quantized, gather_quantized};
+const LinearKernels linear_table = {products, pack, unpack, gather};
 
 }  // namespace radix::cpu::RK_ISA

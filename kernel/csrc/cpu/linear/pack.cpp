@@ -86,6 +86,10 @@ void prefer_huge_pages(const rk_tensor& packed) {
 namespace backend {
 
 int64_t packed_weight_info(rk_packed_desc& desc) {
+  if (SuperBlocks::holds(desc)) {
+    desc.layout = RK_LAYOUT_SUPERS16;
+    return num_blocks(desc.n) * SuperBlocks(desc).block;
+  }
   if (desc.kind != RK_WEIGHT_DENSE) {
     const Quantized q(desc);
     desc.layout = q.bits == 8 ? RK_LAYOUT_QUADS16 : RK_LAYOUT_NIBBLES16;

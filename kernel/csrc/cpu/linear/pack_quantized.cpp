@@ -6,7 +6,9 @@
 #include <cstring>
 
 #include "common/tensor.h"
+#include "cpu/linear/floats4.h"
 #include "cpu/linear/layout.h"
+#include "cpu/linear/matrix.h"
 #include "cpu/simd_scalar.h"
 #include "cpu/thread_pool.h"
 
@@ -14,10 +16,10 @@ namespace radix::cpu::RK_ISA {
 namespace {
 
 using linear_layout::kBlockN;
+using linear_layout::Matrix;
 using linear_layout::Quantized;
 
 constexpr int64_t kGrainCodes = 1 << 15;
-constexpr int kNibbleZero = 8;
 
 template <class Fn>
 void for_blocks(const rk_packed_desc& desc, const Quantized& q, const Fn& fn) {
@@ -26,15 +28,6 @@ void for_blocks(const rk_packed_desc& desc, const Quantized& q, const Fn& fn) {
                  for (int64_t block = begin; block < end; block++) fn(block);
                });
 }
-
-// A tensor [n, columns] with free strides.
-template <class T>
-struct Matrix {
-  T* data;
-  int64_t row, col;
-  explicit Matrix(const rk_tensor& t) : data(data_ptr<T>(t)), row(t.strides[0]), col(t.strides[1]) {}
-  T& operator()(int64_t n, int64_t k) const { return data[n * row + k * col]; }
-};
 
 uint8_t get_code(const Quantized& q, const uint8_t* block, int64_t n, int64_t k) {
   const uint8_t byte = block[q.code(n, k)];
@@ -53,9 +46,17 @@ void dispatch_scale(const Quantized& q, uint8_t* scales, const Fn& fn) {
   });
 }
 
+// The same, or powers of two as they are stored.
+template <class Fn>
+void dispatch_stored(const Quantized& q, uint8_t* scales, const Fn& fn) {
+  if (q.scale_type == DType::u8) return fn(Type<uint8_t>{}, scales);
+  dispatch_scale(q, scales, fn);
+}
+
 // scales: those of a block, or its minima.
 float scale_of(const Quantized& q, const uint8_t* scales, int64_t n, int64_t g) {
   float scale = 0;
+  if (q.floats) return std::ldexp(1.f, scales[g * kBlockN + n] - 128);  // half of the power
   dispatch_scale(q, const_cast<uint8_t*>(scales),
                  [&](auto, const auto* all) { scale = to_float(all[g * kBlockN + n]); });
   return scale;
@@ -63,10 +64,11 @@ float scale_of(const Quantized& q, const uint8_t* scales, int64_t n, int64_t g) 
 
 int zero_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
   if (q.has_zeros) return block[q.zeros + g * kBlockN + n];
-  return q.bits == 8 || q.has_mins ? 0 : kNibbleZero;
+  return q.bits == 8 || q.has_mins || q.floats ? 0 : kNibbleZero;
 }
 
 int value_of(const Quantized& q, uint8_t code) {
+  if (q.floats) return kTwiceFloats[code];
   return q.bits == 8 ? static_cast<int8_t>(code) : code;
 }
 
@@ -110,7 +112,7 @@ void copy_codes(const rk_pack_weight_args& a, const Quantized& q, uint8_t* block
     }
     for (int64_t g = 0; g < q.groups_k; g++) {
       const auto copy = [&](uint8_t* to, const rk_tensor& from) {
-        dispatch_scale(q, to, [&](auto type, auto* scales) {
+        dispatch_stored(q, to, [&](auto type, auto* scales) {
           scales[g * kBlockN + n] = Matrix<typename decltype(type)::type>(from)(n0 + n, g);
         });
       };
@@ -128,12 +130,23 @@ void check_zeros(const rk_pack_weight_args& a, const Quantized& q) {
       if (zeros(n, g) > 16) fail(RK_INVALID, "pack_weight: zeros has the value %d, expected 0 to 16", zeros(n, g));
 }
 
+// Of powers of two with which every element is a float32.
+void check_powers(const rk_pack_weight_args& a, const Quantized& q) {
+  constexpr int kMost = 252;
+  const Matrix<uint8_t> scales(*a.scales);
+  for (int64_t n = 0; n < a.desc->n; n++)
+    for (int64_t g = 0; g < q.groups_k; g++)
+      if (scales(n, g) > kMost)
+        fail(RK_INVALID, "pack_weight: scales has the code %d, expected 0 to %d", scales(n, g), kMost);
+}
+
 }  // namespace
 
 void pack_quantized(const rk_pack_weight_args& a) {
   const Quantized q(*a.desc);
   if (!a.scales) check_finite(a);
   if (a.zeros) check_zeros(a, q);
+  if (q.floats) check_powers(a, q);
   uint8_t* packed = data_ptr<uint8_t>(*a.packed);
   for_blocks(*a.desc, q, [&](int64_t b) {
     uint8_t* block = packed + b * q.block;
@@ -167,7 +180,7 @@ void unpack_quantized(const rk_unpack_weight_args& a) {
       }
       for (int64_t g = 0; g < q.groups_k; g++) {
         const auto copy = [&](const uint8_t* from, const rk_tensor& to) {
-          dispatch_scale(q, const_cast<uint8_t*>(from), [&](auto type, const auto* scales) {
+          dispatch_stored(q, const_cast<uint8_t*>(from), [&](auto type, const auto* scales) {
             Matrix<typename decltype(type)::type>{to}(n, g) = scales[g * kBlockN + lane];
           });
         };

@@ -6,49 +6,26 @@
 
 #include "cpu/linear/kernel_amx.h"
 #include "cpu/linear/kernel_codes.h"
+#include "cpu/linear/quantize_x.h"
 
 namespace radix::cpu::RK_ISA {
 namespace {
 
 constexpr int W = Vec::width;
-constexpr float kLargestCode = 127;
 // For how many rows a tile is not worth its 16.
 [[maybe_unused]] constexpr int64_t kFewInt8Rows = 8, kFewBf16Rows = 4;
-
-// W values of a row from k on, zero from its `size` on.
-template <class T>
-Vec load_at(const T* row, int64_t k, int64_t size) {
-  const int64_t left = size - k;
-  return left >= W ? load(row + k) : left > 0 ? load(row + k, static_cast<int>(left)) : zero();
-}
 
 // Group g of row m -> its codes, their sum and their scale.
 template <class T>
 void quantize_group(const Problem& p, const Quantized& q, const StagedX& x, int64_t m, int64_t g) {
   const T* row = p.x.at<T>(m);
   const int64_t begin = g * q.group, end = begin + q.group;
-  Vec most = zero(), poison = zero();
-  for (int64_t k = begin; k < end; k += W) {
-    const Vec v = load_at(row, k, p.k);
-    most = max(abs(v), most);
-    poison = poison + (v - v);
-  }
-  const float largest = reduce_max(most), bad = reduce_sum(poison);  // bad: 0 or NaN
-  const float inverse = largest > 0 && bad == 0 ? kLargestCode / largest : 0;
-  const float factor = inverse < 3e38f ? inverse : 0;  // values that are subnormal all count as zero
+  const XScale scale = find_scale(row, begin, end, p.k);
   Ints16 total = no_ints();
-  for (int64_t k = begin; k < end; k += 16) {
-    int8_t* codes = reinterpret_cast<int8_t*>(x.at(m, k / kLine)) + k % kLine;
-    Lanes16 scaled;
-    for (int i = 0; i < Lanes16::kParts; i++) {
-      const Vec v = load_at(row, k + i * W, p.k);
-      scaled.part[i] = bad == 0 ? v * set1(factor) : zero();
-    }
-    add(total, store_rounded(codes, scaled));
-  }
+  for (int64_t k = begin; k < end; k += 16) add(total, store_codes(x, row, m, k, p.k, scale));
   const int64_t at = m * q.groups + g;
   static_cast<int32_t*>(x.sums)[at] = reduce_sum(total);
-  x.scales[at] = bad == 0 ? largest / kLargestCode : bad;
+  x.scales[at] = scale.value;
 }
 
 template <class T>
@@ -158,10 +135,12 @@ std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima
   // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
   const int64_t m = Rows(*args.x).count;
   const bool bf16_x = !q.int8_x && dtype_of(*args.x) == DType::bf16;
+  if (q.floats && m > kFewInt8Rows) return job<FloatsAmx>(args, q, maxima);
   if (q.int8_x ? m > kFewInt8Rows : bf16_x && m > kFewBf16Rows) return job_of_kind<CodesAmx>(args, q, maxima);
   if (bf16_x && q.bits == 8) return job<CodesOnVectors<8, false, true>>(args, q, maxima);
   if (bf16_x) return job<CodesOnVectors<4, false, true>>(args, q, maxima);
 #endif
+  if (q.floats) return job<FloatsProduct>(args, q, maxima);
   return job_of_kind<CodesProduct>(args, q, maxima);
 }
 

@@ -1,0 +1,56 @@
+// 4-bit floats (e2m1: a bit of sign, two of exponent, one of mantissa), which times two are the integers 0, 1, 2, 3, 4,
+// 6, 8, 12 and their negatives, and powers of two in 8 bits (e8m0).
+#pragma once
+
+#include "cpu/linear/ints16.h"
+
+namespace radix::cpu::RK_ISA {
+
+constexpr int kFloatZero = 12;  // what raised_floats() stands for 0 with
+constexpr int8_t kTwiceFloats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// Half of the power of e8m0 code 0, as bits of a float32: that of code e from 1 on has e in place of its exponent.
+constexpr int32_t kLeastPower = 0x00400000;
+
+// Twice the floats of codes below 16, plus `Zero`.
+template <int Zero>
+inline Bytes64 twice_floats(Bytes64 codes) {
+#if RK_ISA_LEVEL == 0
+  for (uint8_t& byte : codes.v) byte = static_cast<uint8_t>(kTwiceFloats[byte] + Zero);
+  return codes;
+#else
+  const __m128i table =
+      _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats)), _mm_set1_epi8(Zero));
+#if RK_ISA_LEVEL >= 2
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes.v)};
+#else
+  const __m256i both = _mm256_broadcastsi128_si256(table);
+  return {{_mm256_shuffle_epi8(both, codes.v[0]), _mm256_shuffle_epi8(both, codes.v[1])}};
+#endif
+#endif
+}
+
+// Half of the powers of two that 16 e8m0 codes below 255 stand for. The two least are subnormal.
+inline Lanes16 half_powers(const uint8_t* codes) {
+  Lanes16 powers;
+#if RK_ISA_LEVEL >= 2
+  const __m512i moved = _mm512_slli_epi32(load_zeros(codes).v, 23);
+  powers.part[0].v = _mm512_castsi512_ps(_mm512_max_epi32(moved, _mm512_set1_epi32(kLeastPower)));
+#elif RK_ISA_LEVEL == 1
+  const Ints16 wide = load_zeros(codes);
+  for (int i = 0; i < 2; i++) {
+    const __m256i moved = _mm256_slli_epi32(wide.v[i], 23);
+    powers.part[i].v = _mm256_castsi256_ps(_mm256_max_epi32(moved, _mm256_set1_epi32(kLeastPower)));
+  }
+#else
+  float line[16];
+  for (int i = 0; i < 16; i++) {
+    const int32_t bits = codes[i] ? codes[i] << 23 : kLeastPower;
+    std::memcpy(line + i, &bits, sizeof bits);
+  }
+  powers.load_line(line);
+#endif
+  for (Vec& part : powers.part) part = part * set1(0.5f);
+  return powers;
+}
+
+}  // namespace radix::cpu::RK_ISA
