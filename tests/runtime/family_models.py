@@ -251,12 +251,16 @@ def spec_of(name: str) -> ModelSpec:
 def random_model(name: str | FamilyModel, seed: int = 0) -> torch.nn.Module:
     """A transformers model with every parameter random: norms, biases and sinks too."""
     model = FAMILY_MODELS[name] if isinstance(name, str) else name
-    config = model.config()
+    return random_model_of(model.architecture, model.config(), seed)
+
+
+def random_model_of(architecture: str, config: Any, seed: int = 0) -> torch.nn.Module:
+    """A random model of transformers' configuration."""
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"  # the other takes no odd widths
     torch.manual_seed(seed)
-    built: torch.nn.Module = getattr(transformers, model.architecture)(config)
-    is_gemma = model.name.startswith("Gemma")
+    built: torch.nn.Module = getattr(transformers, architecture)(config)
+    is_gemma = architecture.startswith("Gemma")
     with torch.no_grad():
         for key, param in built.named_parameters():
             center = 1.0 if "norm" in key and not is_gemma else 0.0

@@ -90,6 +90,7 @@ class Qwen3MoeKeys(MoeKeys, kw_only=True, frozen=True):
     """config.json of Qwen3-MoE."""
 
     attention_bias: bool = False
+    use_qk_norm: bool = True
 
 
 class Qwen3VLMoeKeys(Qwen3MoeKeys, kw_only=True, frozen=True):
@@ -120,6 +121,7 @@ def read_qwen2_moe(keys: Qwen2MoeKeys) -> ModelSpec:
 
 def read_qwen3_moe(keys: Qwen3MoeKeys) -> ModelSpec:
     """Qwen3 with experts."""
+    require(keys.use_qk_norm, "use_qk_norm false is not supported")
     bias = keys.attention_bias
     qk_norm = HeadNorm(norm=keys.norm)
     return _model(keys, keys.feed_forwards(), qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
