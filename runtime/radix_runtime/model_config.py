@@ -14,7 +14,7 @@ from .families import Family, families, generic_family
 from .families.names import Rule
 from .families.rope import merged_rope_settings, rope_settings
 from .gguf import is_gguf, open_gguf
-from .gguf.keys import read_model
+from .gguf.architectures import read_model
 from .hub import read_json
 from .registry import Registry
 from .specs import ModelSpec

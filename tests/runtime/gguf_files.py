@@ -17,6 +17,12 @@ from tests.runtime.family_models import FAMILY_MODELS, FamilyModel, random_model
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 256}
+_TYPES = ["sliding_attention", "full_attention"]
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32,
+}
 # How far from zero random codes reach, so that their elements spread as other weights do.
 _SMALL_TYPES = {"Q4_K": (144, 4e-4, 7.5), "Q5_K": (176, 2e-4, 15.5), "Q6_K": (210, 4.5e-5, 0)}
 
@@ -26,13 +32,15 @@ Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, str]]
 @dataclass(frozen=True)
 class GgufCase:
     """`model`: its name among FAMILY_MODELS; `arch`: what GGUF calls it; `pairs_heads`: whether the
-    converter turns the rows of queries and keys; `keys`: metadata besides what all have."""
+    converter turns the rows of queries and keys; `keys`: metadata besides what all have; `drafts`:
+    whether a layer that drafts tokens is counted behind the others."""
 
     model: str
     arch: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     pairs_heads: bool = False
     keys: Mapping[str, Any] = field(default_factory=dict)
+    drafts: bool = False
 
     @property
     def family(self) -> FamilyModel:
@@ -102,6 +110,62 @@ CASES = {
             "long_factor": [1.5 + 0.7 * i for i in range(32)]}},
         keys={"rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 2.0**0.5},
     ),
+    "exaone4": GgufCase(
+        "exaone4", "exaone4",
+        changes={"sliding_window": 9, "layer_types": _TYPES, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+        keys={"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False]},
+    ),
+    "exaone4_full": GgufCase(
+        "exaone4_full", "exaone4", changes={"layer_types": ["full_attention"] * 2},
+    ),
+    "glm4": GgufCase("glm4", "glm4"),
+    "glm4moe": GgufCase(
+        "glm4_moe", "glm4moe", drafts=True,
+        changes={"moe_intermediate_size": 256, "first_k_dense_replace": 1},
+        keys={"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 256,
+              "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_gating_func": 2,
+              "expert_weights_scale": 1.7, "expert_weights_norm": True, "nextn_predict_layers": 1,
+              "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "gpt_oss": GgufCase(
+        "gpt_oss", "gpt-oss", changes={"layer_types": _TYPES},
+        keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+              "attention.sliding_window": 9, **_YARN},
+    ),
+    "minimax_m2": GgufCase(
+        "minimax_m2", "minimax-m2",
+        keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+              "expert_gating_func": 2},
+    ),
+    "mistral3": GgufCase(
+        "ministral3", "mistral3", pairs_heads=True,
+        keys={"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
+              "rope.scaling.original_context_length": 16,
+              "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3},
+    ),
+    "mistral3_plain": GgufCase(
+        "mistral", "mistral3", pairs_heads=True, changes={"sliding_window": None},
+    ),
+    "olmo3": GgufCase(
+        "olmo3", "olmo2", changes={"layer_types": _TYPES},
+        keys={"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False],
+              "rope.freq_base": 1e4, **_YARN},
+    ),
+    "qwen2vl": GgufCase(
+        "qwen2", "qwen2vl", keys={"rope.dimension_sections": [16, 24, 24, 0]}
+    ),
+    "qwen3vl": GgufCase(
+        "qwen3", "qwen3vl",
+        keys={"n_deepstack_layers": 3, "rope.dimension_sections": [24, 20, 20, 0]},
+    ),
+    "qwen3vlmoe": GgufCase(
+        "qwen3_moe", "qwen3vlmoe", changes=_EXPERTS,
+        keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+              "n_deepstack_layers": 3},
+    ),
+    "seed_oss": GgufCase("seed_oss", "seed_oss"),
     "smollm3": GgufCase(
         "smollm3", "smollm3", pairs_heads=True,
         changes={"num_hidden_layers": 4, "no_rope_layer_interval": 4},
@@ -169,6 +233,9 @@ def write_gguf(path: Path, case: GgufCase, model: Any, quantize: Quantize) -> Pa
     _write_sizes(writer, config, case)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == case.arch)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    if case.drafts:
+        name = f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight"
+        writer.add_tensor(name, np.ones((64, 64), np.float32))
     for name, tensor in _tensors(model):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
@@ -200,7 +267,7 @@ def _write(
     if name.endswith("ffn_gate_inp_shexp.weight"):
         values = values[0]
     data = values.numpy() + np.float32(shift)
-    is_matrix = data.ndim > 1 and "ffn_gate_inp" not in name
+    is_matrix = data.ndim > 1 and "ffn_gate_inp" not in name and not name.endswith(".bias")
     if not is_matrix:
         writer.add_tensor(name, data)
         return tensor
@@ -215,8 +282,32 @@ def _write(
 
 def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     """The tensors as transformers' state dict names them; of experts, gate and up apart."""
-    found = []
+    if model.config.model_type == "gpt_oss":
+        return _gpt_oss_tensors(model)
+    return _split_experts(model, model.state_dict())
+
+
+def _gpt_oss_tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Its experts have inputs first, and the outputs of gate and up in turn."""
+    found = {}
     for name, tensor in model.state_dict().items():
+        is_expert = ".experts." in name and not name.endswith("_bias")
+        values = tensor.mT if is_expert else tensor
+        if "experts.gate_up_proj" in name:
+            suffix = ".bias" if name.endswith("_bias") else ".weight"
+            prefix = name.removesuffix("_bias").removesuffix("gate_up_proj")
+            found[f"{prefix}gate_proj{suffix}"] = values[:, ::2]
+            found[f"{prefix}up_proj{suffix}"] = values[:, 1::2]
+        else:
+            found[name] = values
+    return _split_experts(model, found)
+
+
+def _split_experts(
+    model: Any, tensors: Mapping[str, torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    found = []
+    for name, tensor in tensors.items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         if name.endswith("experts.gate_up_proj"):
@@ -225,6 +316,12 @@ def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
             found += [(f"{prefix}gate_proj.weight", gate), (f"{prefix}up_proj.weight", up)]
         elif name.endswith("experts.down_proj"):
             found.append((f"{name}.weight", tensor))
+        elif name.endswith("experts.down_proj_bias"):
+            found.append((name.replace("_bias", ".bias"), tensor))
+        elif name.endswith("sinks"):
+            found.append((f"{name}.weight", tensor))
+        elif name.endswith("correction_bias"):
+            found.append((name.replace("_bias", ".bias"), tensor))
         else:
             found.append((name, tensor))
     return found
@@ -237,7 +334,7 @@ def _heads_of(name: str, config: Any) -> int | None:
 
 
 def _write_sizes(writer: GGUFWriter, config: Any, case: GgufCase) -> None:
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + int(case.drafts))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -246,13 +343,17 @@ def _write_sizes(writer: GGUFWriter, config: Any, case: GgufCase) -> None:
     writer.add_key_length(SIZES["head_dim"])
     writer.add_value_length(SIZES["head_dim"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(SIZES["head_dim"])
+    rope = config.rope_parameters
+    share = rope.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(share * SIZES["head_dim"]))
     writer.add_file_type(1)
     if "rope.freq_base" not in case.keys:
-        theta = config.rope_parameters.get("rope_theta", 1e4)
-        writer.add_rope_freq_base(theta)
+        writer.add_rope_freq_base(rope.get("rope_theta", 1e4))
+    add: dict[type, Callable[[str, Any], None]] = {
+        str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
+        bool: writer.add_bool, list: writer.add_array,
+    }  # fmt: skip
     for key, value in case.keys.items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](f"{case.arch}.{key}", value)
 
 

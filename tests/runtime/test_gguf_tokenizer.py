@@ -169,7 +169,26 @@ def test_llama3_and_others(pre: str, tmp_path: Path) -> None:
     check_equal(ours, oracle, TEXTS + random_texts(200, seed=3))
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", None, "smollm", "starcoder"])
+# Of tokenizer.json of models whose names for a cut transformers does not have.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+OTHER_CUTS = {
+    "glm4": _WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "seed-coder": _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+@pytest.mark.parametrize("pre", OTHER_CUTS)
+def test_cuts_of_single_models(pre: str) -> None:
+    split = pre_tokenizers.Split(tokenizers.Regex(OTHER_CUTS[pre]), "isolated")
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    expected = pre_tokenizers.Sequence([split, spelled])
+    ours = pre_tokenizer(pre)
+    assert ours is not None
+    for text in TEXTS + random_texts(60, seed=5):
+        assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", None, "exaone4", "smollm", "starcoder"])
 def test_gpt2_and_digits(pre: str | None, tmp_path: Path) -> None:
     """As the tokenizer.json of GPT-2, and of SmolLM, where every digit stands alone."""
     split: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)

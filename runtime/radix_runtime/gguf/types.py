@@ -49,7 +49,7 @@ _TYPES = {
     40: ("NVFP4", 64, 36),
 }
 FLOATS = ("F32", "F16", "BF16")
-CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 READABLE = (*FLOATS, *CODES)
 
 

@@ -19,7 +19,7 @@ from ..families.tensor_views import TensorSource
 from .base import LinearMethod
 from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
 from .dense import DenseMethod
-from .gguf_tensors import GgufTensor, UnpackedTensor
+from .gguf_tensors import GgufTensor, UnpackedTensor, unpack_blocks
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
 # Tensors that layers merge: their names, but for the letters in which they differ, are equal.
@@ -70,6 +70,7 @@ _FORMS = {
     "Q4_K": CodeForm(bits=4, group=32, has_mins=True, is_wide=True),
     "Q5_K": CodeForm(bits=8, group=32, has_mins=True, is_wide=True),
     "Q6_K": CodeForm(bits=8, group=16, is_wide=True),
+    "MXFP4": CodeForm(bits=8, group=32, is_wide=True),
 }
 
 
@@ -194,7 +195,7 @@ class _SplitCodes:
             return
 
         def unpack(blocks: Any, kind: str) -> dict[str, torch.Tensor]:
-            return _in_form(ops.unpack_gguf(blocks, kind), form)
+            return _in_form(unpack_blocks(blocks, kind), form)
 
         unpacked = UnpackedTensor(source, unpack=unpack, widths=form.widths)
         for part, view in unpacked.sources.items():

@@ -9,6 +9,8 @@ import torch
 from .. import ops
 from ..families.tensor_views import TensorSource, TensorView
 from ..gguf import GgufFile, TensorEntry
+from .gguf_mxfp4 import KIND as MXFP4
+from .gguf_mxfp4 import dequantize_mxfp4, unpack_mxfp4
 
 _PIECE = 1 << 22  # elements that are worked on at a time
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -45,7 +47,7 @@ class GgufTensor(TensorView):
             rows = blocks.reshape(-1, blocks.shape[-1])
             whole = torch.empty(len(rows), self._entry.shape[-1], dtype=self._dtype)
             for piece in self.pieces(len(rows)):
-                whole[piece] = ops.dequantize_gguf(rows[piece], self.kind)
+                whole[piece] = _dequantize(rows[piece], self.kind)
             whole = whole.view(*blocks.shape[:-1], -1)
         return whole[..., columns]
 
@@ -58,6 +60,15 @@ class GgufTensor(TensorView):
         step = max(1, _PIECE // self._entry.shape[-1])
         for first in range(0, rows, step):
             yield slice(first, min(first + step, rows))
+
+
+def unpack_blocks(blocks: Any, kind: str) -> ops.GgufArguments:
+    """The codes of whole rows, of a type that holds codes. Raises ValueError."""
+    return unpack_mxfp4(blocks) if kind == MXFP4 else ops.unpack_gguf(blocks, kind)
+
+
+def _dequantize(blocks: Any, kind: str) -> Any:
+    return dequantize_mxfp4(blocks) if kind == MXFP4 else ops.dequantize_gguf(blocks, kind)
 
 
 class UnpackedTensor:

@@ -55,7 +55,7 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
         ]
 
     def codes(self, layer: Any) -> Codes:
-        scales = _half_powers(layer.scales.data)
+        scales = half_powers(layer.scales.data)
         return Codes(
             w=_twice_the_floats(layer.blocks.data),
             scales=scales.to(torch.bfloat16),  # exact, as every power of two from 2^-133
@@ -68,7 +68,7 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
         inputs = layer.shape.inputs
         first = inputs.first % BLOCK
         doubled = _twice_the_floats(layer.blocks.data).float().unflatten(1, (-1, BLOCK))
-        blocks = doubled * _half_powers(layer.scales.data)[..., None]
+        blocks = doubled * half_powers(layer.scales.data)[..., None]
         return blocks.flatten(1)[:, first : first + inputs.size].to(dtype)
 
     def fill_random(
@@ -162,17 +162,22 @@ class _Exponents(TensorView):
     def read(self, ranges: list[slice]) -> torch.Tensor:
         found: torch.Tensor = self._source[tuple(ranges)]
         if found.dtype == torch.uint8:  # another type is the loader's error
-            _check_exponent(int(found.max()))
+            check_exponent(int(found.max()))
         return found
 
 
-def _check_exponent(largest: int) -> None:
+def check_exponent(largest: int) -> None:
     """Raises ValueError for the largest exponent of a tensor, plus 127, where it makes weights that
     are not finite."""
     if largest == _NAN:
         raise ValueError(f"has a scale of {_NAN}, which is NaN")
     if largest > _LARGEST:
         raise ValueError(f"has a scale of {largest}, with which 6 is too large for float32")
+
+
+def twice(codes: torch.Tensor) -> torch.Tensor:
+    """Twice the floats of 4-bit codes, one to a byte: int8 of the same shape."""
+    return _TWICE.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def _pairs() -> torch.Tensor:
@@ -191,7 +196,7 @@ def _twice_the_floats(blocks: torch.Tensor) -> torch.Tensor:
     return words.view(torch.int8).view(len(blocks), -1)
 
 
-def _half_powers(exponents: torch.Tensor) -> torch.Tensor:
+def half_powers(exponents: torch.Tensor) -> torch.Tensor:
     """Half of what e8m0 codes, uint8, stand for, float32."""
     one = torch.ones_like(exponents, dtype=torch.float32)
     return torch.ldexp(one, exponents.int() - 128)

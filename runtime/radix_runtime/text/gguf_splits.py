@@ -9,6 +9,7 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_PUNCTUATION}"
+_SEED_CODER = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_WORDS}|\p{{N}}|{_PUNCTUATION}"
 
 # Words of capitals, then words whose capitals, if any, come first.
@@ -29,13 +30,14 @@ _LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pix
                  "lfm2", "jina-v5-nano")  # fmt: skip
 _QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan")
 _REGEX = {
-    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(_QWEN2_NAMES, _QWEN2),
     "tekken": _TEKKEN,
+    "seed-coder": _SEED_CODER,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
 }
 _GPT2_NAMES = (None, "default", "gpt-2", "phi-2", "jina-es", "jina-de", "mpt", "olmo", "jais",
-               "trillion", "granite-docling")  # fmt: skip
+               "trillion", "granite-docling", "exaone4")  # fmt: skip
 _DIGIT_NAMES = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
 # A piece of text that is a token is that token, whatever the merges make of it.
