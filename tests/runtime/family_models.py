@@ -218,6 +218,9 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         "Mistral3", {"head_dim": 32, "model_type": "ministral3"},
         vision={**_VISION, "model_type": "pixtral"},
     ),
+    "qwen2_vl": FamilyModel(
+        "Qwen2VL", _MROPE, vision={**_VISION, "embed_dim": 32, "hidden_size": 64}
+    ),
     "qwen2_5_vl": FamilyModel("Qwen2_5_VL", _MROPE, vision=_VISION),
     "qwen3_vl": FamilyModel(
         "Qwen3VL", _MROPE, vision={**_VISION, "deepstack_visual_indexes": [0]}
@@ -234,7 +237,7 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
 # over groups and experts with biases. Of latent attention it takes decode steps.
 ONE_CALL = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
-    "qwen2_5_vl", "qwen3_vl", "gemma1", "gemma2", "gemma3", "gemma3_vl", "smollm3",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma1", "gemma2", "gemma3", "gemma3_vl", "smollm3",
     "smollm3_window",
     "exaone4", "exaone4_full", "glm", "glm4", "olmo2", "olmo2_repeated_kv", "olmo3", "qwen3_moe",
     "qwen3_moe_mixed", "qwen3_moe_odd_width", "qwen3_vl_moe", "mixtral", "glm4_moe", "minimax_m2",

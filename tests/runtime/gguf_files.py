@@ -79,6 +79,7 @@ CASES = {
         "qwen3_moe", "qwen3moe", changes=_EXPERTS,
         keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256},
     ),
+    "gemma": GgufCase("gemma1", "gemma"),
     "gemma2": GgufCase(
         "gemma2", "gemma2", changes={"query_pre_attn_scalar": 64},
         keys={"attention.sliding_window": 9, "attn_logit_softcapping": 2.0,

@@ -55,6 +55,7 @@ families: Registry[Family[Any]] = Registry(
         "Olmo3ForCausalLM": olmo.OLMO3,
         "Phi3ForCausalLM": phi.PHI3,
         "Qwen2MoeForCausalLM": qwen.QWEN2_MOE,
+        "Qwen2VLForConditionalGeneration": qwen.QWEN2_VL,
         "Qwen2_5_VLForConditionalGeneration": qwen.QWEN2_VL,
         "Qwen3MoeForCausalLM": qwen.QWEN3_MOE,
         "Qwen3VLForConditionalGeneration": qwen.QWEN3_VL,

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen3, dense and with experts, and the text of Qwen2.5-VL and Qwen3-VL."""
+"""Qwen2 and Qwen3, dense and with experts, and the text of Qwen2-VL, Qwen2.5-VL
+and Qwen3-VL."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -115,6 +115,10 @@ def _qwen_moe(model_class: str, *, renormalize: bool) -> _Read:
     return read
 
 
+def _gemma(file: GgufFile, metadata: Metadata) -> GgufModel:
+    return describe(file, metadata, "GemmaForCausalLM", names.shifted_names())
+
+
 def _gemma2(file: GgufFile, metadata: Metadata) -> GgufModel:
     return describe(
         file,
@@ -299,6 +303,7 @@ def _require_sigmoid(file: GgufFile, metadata: Metadata) -> None:
 
 _ARCHITECTURES: Mapping[str, _Read] = {  # by general.architecture
     "exaone4": _exaone4,
+    "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4": _glm4,

@@ -28,6 +28,7 @@ _EXPERTS = (
     Rename(r"\.ffn_gate_inp_shexp\.", ".mlp.shared_expert_gate."),
     Row(r"\.shared_expert_gate\.weight$"),
 )
+_SHIFT = Shift(r"norm\.weight$", by=-1.0)
 _FUSED = Rename(r"\.mlp\.up_proj\.", ".mlp.gate_up_proj.")
 _PRE_NORMS = (Rename(r"\.ffn_norm\.", ".post_attention_layernorm."),)
 _POST_NORMS = (
@@ -60,13 +61,19 @@ def post_norm_names() -> Sequence[Rule]:
     return (*_TENSORS, *_POST_NORMS)
 
 
+def shifted_names() -> Sequence[Rule]:
+    """Gemma, the first: a norm before each block, of which the files hold weights, checkpoints
+    weights less one."""
+    return (*_TENSORS, *_PRE_NORMS, _SHIFT)
+
+
 def gemma_names() -> Sequence[Rule]:
     """Norms before and after each block. The files hold weights, checkpoints weights less one."""
     return (
         *_TENSORS,
         Rename(r"\.ffn_norm\.", ".pre_feedforward_layernorm."),
         *_POST_NORMS,
-        Shift(r"norm\.weight$", by=-1.0),
+        _SHIFT,
     )
 
 
