@@ -14,10 +14,19 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from tests.runtime.family_models import FAMILY_MODELS, FamilyModel, random_model
+from tests.runtime.gguf_conversion import converted_tensors
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 256}
 _TYPES = ["sliding_attention", "full_attention"]
+# Sizes of latent attention of which every small type takes whole blocks.
+_LATENT = {"kv_lora_rank": 64, "v_head_dim": 64, "moe_intermediate_size": 64,
+           "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
+           "attention_bias": False}  # fmt: skip
+_LATENT_KEYS = {
+    "attention.kv_lora_rank": 64, "expert_count": 12, "expert_used_count": 3,
+    "expert_feed_forward_length": 64, "expert_weights_scale": 1.7, "rope.dimension_count": 16,
+}  # fmt: skip
 _YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -33,7 +42,8 @@ Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, str]]
 class GgufCase:
     """`model`: its name among FAMILY_MODELS; `arch`: what GGUF calls it; `pairs_heads`: whether the
     converter turns the rows of queries and keys; `keys`: metadata besides what all have; `drafts`:
-    whether a layer that drafts tokens is counted behind the others."""
+    whether a layer that drafts tokens is counted behind the others; `splits_latents`: whether the
+    product from latent values to keys and values is in two tensors, as in newer files."""
 
     model: str
     arch: str
@@ -41,6 +51,7 @@ class GgufCase:
     pairs_heads: bool = False
     keys: Mapping[str, Any] = field(default_factory=dict)
     drafts: bool = False
+    splits_latents: bool = False
 
     @property
     def family(self) -> FamilyModel:
@@ -110,6 +121,31 @@ CASES = {
             "short_factor": [1.0 + 0.1 * i for i in range(32)],
             "long_factor": [1.5 + 0.7 * i for i in range(32)]}},
         keys={"rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 2.0**0.5},
+    ),
+    "deepseek2_lite": GgufCase(
+        "deepseek_v2_lite", "deepseek2", splits_latents=True, changes=_LATENT,
+        keys={**_LATENT_KEYS, **_YARN, "expert_shared_count": 2, "leading_dense_block_count": 1,
+              "rope.scaling.yarn_log_multiplier": 0.0707, "attention.head_count_kv": 1,
+              "attention.key_length": 80, "attention.value_length": 64,
+              "attention.key_length_mla": 48, "attention.value_length_mla": 64},
+    ),
+    "deepseek2_of_2024": GgufCase(
+        "deepseek_v2_lite", "deepseek2", changes=_LATENT,
+        keys={**_LATENT_KEYS, **_YARN, "expert_shared_count": 2, "leading_dense_block_count": 1,
+              "rope.scaling.yarn_log_multiplier": 0.0707, "attention.head_count_kv": 4,
+              "attention.key_length": 48, "attention.value_length": 64},
+    ),
+    "deepseek3": GgufCase(
+        "deepseek_v3", "deepseek2", splits_latents=True, drafts=True,
+        changes={**_LATENT, "first_k_dense_replace": 1, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.6,
+            "original_max_position_embeddings": 32, "mscale_all_dim": 0.6}},
+        keys={**_LATENT_KEYS, **_YARN, "expert_shared_count": 1, "leading_dense_block_count": 1,
+              "rope.scaling.yarn_log_multiplier": 0.06, "attention.head_count_kv": 1,
+              "attention.q_lora_rank": 64, "expert_gating_func": 2, "expert_weights_norm": True,
+              "expert_group_count": 4, "expert_group_used_count": 2, "nextn_predict_layers": 1,
+              "attention.key_length": 80, "attention.value_length": 64,
+              "attention.key_length_mla": 48, "attention.value_length_mla": 64},
     ),
     "exaone4": GgufCase(
         "exaone4", "exaone4",
@@ -237,7 +273,7 @@ def write_gguf(path: Path, case: GgufCase, model: Any, quantize: Quantize) -> Pa
     if case.drafts:
         name = f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight"
         writer.add_tensor(name, np.ones((64, 64), np.float32))
-    for name, tensor in _tensors(model):
+    for name, tensor in converted_tensors(model, splits_latents=case.splits_latents):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         heads = _heads_of(name, config) if case.pairs_heads else None
@@ -281,53 +317,6 @@ def _write(
     return read
 
 
-def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors as transformers' state dict names them; of experts, gate and up apart."""
-    if model.config.model_type == "gpt_oss":
-        return _gpt_oss_tensors(model)
-    return _split_experts(model, model.state_dict())
-
-
-def _gpt_oss_tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """Its experts have inputs first, and the outputs of gate and up in turn."""
-    found = {}
-    for name, tensor in model.state_dict().items():
-        is_expert = ".experts." in name and not name.endswith("_bias")
-        values = tensor.mT if is_expert else tensor
-        if "experts.gate_up_proj" in name:
-            suffix = ".bias" if name.endswith("_bias") else ".weight"
-            prefix = name.removesuffix("_bias").removesuffix("gate_up_proj")
-            found[f"{prefix}gate_proj{suffix}"] = values[:, ::2]
-            found[f"{prefix}up_proj{suffix}"] = values[:, 1::2]
-        else:
-            found[name] = values
-    return _split_experts(model, found)
-
-
-def _split_experts(
-    model: Any, tensors: Mapping[str, torch.Tensor]
-) -> list[tuple[str, torch.Tensor]]:
-    found = []
-    for name, tensor in tensors.items():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
-        if name.endswith("experts.gate_up_proj"):
-            prefix = name.removesuffix("gate_up_proj")
-            gate, up = tensor.chunk(2, dim=1)
-            found += [(f"{prefix}gate_proj.weight", gate), (f"{prefix}up_proj.weight", up)]
-        elif name.endswith("experts.down_proj"):
-            found.append((f"{name}.weight", tensor))
-        elif name.endswith("experts.down_proj_bias"):
-            found.append((name.replace("_bias", ".bias"), tensor))
-        elif name.endswith("sinks"):
-            found.append((f"{name}.weight", tensor))
-        elif name.endswith("correction_bias"):
-            found.append((name.replace("_bias", ".bias"), tensor))
-        else:
-            found.append((name, tensor))
-    return found
-
-
 def _heads_of(name: str, config: Any) -> int | None:
     if ".q_proj." in name:
         return int(config.num_attention_heads)
@@ -340,13 +329,15 @@ def _write_sizes(writer: GGUFWriter, config: Any, case: GgufCase) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(SIZES["head_dim"])
-    writer.add_value_length(SIZES["head_dim"])
+    if "attention.kv_lora_rank" not in case.keys:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(SIZES["head_dim"])
+        writer.add_value_length(SIZES["head_dim"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     share = rope.get("partial_rotary_factor", 1.0)
-    writer.add_rope_dimension_count(int(share * SIZES["head_dim"]))
+    if "rope.dimension_count" not in case.keys:
+        writer.add_rope_dimension_count(int(share * SIZES["head_dim"]))
     writer.add_file_type(1)
     if "rope.freq_base" not in case.keys:
         writer.add_rope_freq_base(rope.get("rope_theta", 1e4))

@@ -177,6 +177,22 @@ OTHER_CUTS = {
 }
 
 
+def test_the_cuts_of_deepseek_v3() -> None:
+    """The three of its tokenizer.json."""
+    marks = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    words = r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rest = r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    patterns = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", f"{marks}|{words}|{rest}"]
+    splits = [pre_tokenizers.Split(tokenizers.Regex(each), "isolated") for each in patterns]
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    expected = pre_tokenizers.Sequence([*splits, spelled])
+    ours = pre_tokenizer("deepseek-v3")
+    assert ours is not None
+    texts = ["12345 度 日本語テスト abc's .env\n\n x=1;", *TEXTS, *random_texts(60, seed=6)]
+    for text in texts:
+        assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
 @pytest.mark.parametrize("pre", OTHER_CUTS)
 def test_cuts_of_single_models(pre: str) -> None:
     split = pre_tokenizers.Split(tokenizers.Regex(OTHER_CUTS[pre]), "isolated")

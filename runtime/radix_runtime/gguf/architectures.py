@@ -13,7 +13,9 @@ from .metadata import Metadata
 _Read = Callable[[GgufFile, Metadata], GgufModel]
 
 _OF_IMAGES = ("rope.dimension_sections", "n_deepstack_layers")  # a token of text has one position
-_SIGMOID = 2  # llama.cpp's number for it in `expert_gating_func`
+# llama.cpp's numbers in `expert_gating_func`.
+_SOFTMAX = 1
+_SIGMOID = 2
 
 
 def read_model(file: GgufFile) -> GgufModel:
@@ -248,6 +250,68 @@ def _glm4moe(file: GgufFile, metadata: Metadata) -> GgufModel:
     )
 
 
+def _deepseek2(file: GgufFile, metadata: Metadata) -> GgufModel:
+    """DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash. Newer files count one KV head, whose keys and
+    values are latent values, and have the sizes of the heads under names of their own."""
+    rope_dim = metadata.size("rope.dimension_count")
+    is_sigmoid = metadata.count("expert_gating_func", _SOFTMAX) == _SIGMOID
+    key_dim = metadata.size("attention.key_length_mla", metadata.size("attention.key_length"))
+    value_dim = metadata.size("attention.value_length_mla", metadata.size("attention.value_length"))
+    drafts = metadata.count("nextn_predict_layers", 0)
+    query_latent = "attention.q_lora_rank"
+    routing = _sigmoid_routing(metadata) if is_sigmoid else _softmax_routing(metadata)
+    return describe(
+        file,
+        metadata,
+        "DeepseekV3ForCausalLM" if is_sigmoid else "DeepseekV2ForCausalLM",
+        names.latent_names(),
+        head_dim=rope_dim,
+        num_hidden_layers=metadata.size("block_count") - drafts,
+        num_nextn_predict_layers=drafts,
+        num_key_value_heads=metadata.size("attention.head_count"),
+        kv_lora_rank=metadata.size("attention.kv_lora_rank"),
+        q_lora_rank=metadata.size(query_latent) if metadata.has(query_latent) else None,
+        qk_rope_head_dim=rope_dim,
+        qk_nope_head_dim=key_dim - rope_dim,
+        v_head_dim=value_dim,
+        n_routed_experts=metadata.size("expert_count"),
+        n_shared_experts=metadata.size("expert_shared_count"),
+        moe_intermediate_size=metadata.size("expert_feed_forward_length"),
+        num_experts_per_tok=metadata.size("expert_used_count"),
+        first_k_dense_replace=metadata.count("leading_dense_block_count", 0),
+        routed_scaling_factor=metadata.number("expert_weights_scale", 1.0),
+        rope_scaling=_latent_scaling(file, metadata),
+        **routing,
+    )
+
+
+def _sigmoid_routing(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "n_group": metadata.size("expert_group_count", 1),
+        "topk_group": metadata.size("expert_group_used_count", 1),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", True),
+    }
+
+
+def _softmax_routing(metadata: Metadata) -> dict[str, Any]:
+    """Files of the large DeepSeek-V2 do not say that its experts are in groups."""
+    return {
+        "topk_method": "greedy",
+        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
+    }
+
+
+def _latent_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
+    """YaRN's, with what scores grow by: a tenth of `mscale_all_dim`, which in published models is
+    `mscale` too."""
+    scaling = rope_scaling(file, metadata)
+    name = "rope.scaling.yarn_log_multiplier"
+    if scaling is None or not metadata.has(name):
+        return scaling
+    mscale = 10 * metadata.number(name)
+    return {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
+
+
 def _minimax_m2(file: GgufFile, metadata: Metadata) -> GgufModel:
     _require_sigmoid(file, metadata)
     return describe(
@@ -302,6 +366,7 @@ def _require_sigmoid(file: GgufFile, metadata: Metadata) -> None:
 
 
 _ARCHITECTURES: Mapping[str, _Read] = {  # by general.architecture
+    "deepseek2": _deepseek2,
     "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,

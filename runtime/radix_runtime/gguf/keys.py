@@ -43,14 +43,22 @@ class GgufModel:
 
 
 def describe(
-    file: GgufFile, metadata: Metadata, model_class: str, rules: Sequence[Rule], **others: Any
+    file: GgufFile,
+    metadata: Metadata,
+    model_class: str,
+    rules: Sequence[Rule],
+    *,
+    head_dim: int | None = None,
+    **others: Any,
 ) -> GgufModel:
-    """What all architectures say, and `others`. Raises ConfigError."""
+    """What all architectures say, and `others`. `head_dim`: where it is another than that of keys
+    and values. Raises ConfigError."""
     heads = metadata.size("attention.head_count")
     hidden = metadata.size("embedding_length")
-    head_dim = metadata.size("attention.key_length", hidden // heads)
-    if metadata.size("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(f"{file.path}: values of another size than keys are not supported")
+    if head_dim is None:
+        head_dim = metadata.size("attention.key_length", hidden // heads)
+        if metadata.size("attention.value_length", head_dim) != head_dim:
+            raise ConfigError(f"{file.path}: values of another size than keys are not supported")
     rows = _vocabulary(file, hidden)
     config: dict[str, Any] = {
         "architectures": [model_class],

@@ -28,6 +28,11 @@ _EXPERTS = (
     Rename(r"\.ffn_gate_inp_shexp\.", ".mlp.shared_expert_gate."),
     Row(r"\.shared_expert_gate\.weight$"),
 )
+_LATENTS = (
+    Rename(r"\.attn_(q|kv)_a_norm\.", r".self_attn.\1_a_layernorm."),
+    Rename(r"\.attn_kv_a_mqa\.", ".self_attn.kv_a_proj_with_mqa."),
+    Rename(r"\.attn_(q_a|q_b|kv_b)\.", r".self_attn.\1_proj."),
+)
 _SHIFT = Shift(r"norm\.weight$", by=-1.0)
 _FUSED = Rename(r"\.mlp\.up_proj\.", ".mlp.gate_up_proj.")
 _PRE_NORMS = (Rename(r"\.ffn_norm\.", ".post_attention_layernorm."),)
@@ -75,6 +80,11 @@ def gemma_names() -> Sequence[Rule]:
         *_POST_NORMS,
         _SHIFT,
     )
+
+
+def latent_names() -> Sequence[Rule]:
+    """Latent attention."""
+    return (*_LATENTS, *pre_norm_names())
 
 
 def fused_names() -> Sequence[Rule]:
