@@ -191,7 +191,7 @@ CASES = {
               "rope.freq_base": 1e4, **_YARN},
     ),
     "qwen2vl": GgufCase(
-        "qwen2", "qwen2vl", keys={"rope.dimension_sections": [16, 24, 24, 0]}
+        "qwen2", "qwen2vl", keys={"rope.dimension_sections": [8, 12, 12, 0]}
     ),
     "qwen3vl": GgufCase(
         "qwen3", "qwen3vl",
