@@ -3,11 +3,8 @@ are as its converter writes them. Where `python -m bench.peers_cpu.build` has bu
 
 from __future__ import annotations
 
-import ctypes
 import random
-import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,13 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from bench.peers_cpu.build import FOLDER
+from bench.serving.llama_logits import LlamaLogits
 from tests.runtime.gguf_files import CASES, GgufCase, as_floats, gguf_model, write_gguf
 from tests.runtime.tiny_models import reference_logits
 
-LIBRARIES = Path(__file__).resolve().parents[2] / "build/peers"
 pytestmark = pytest.mark.skipif(
-    not (LIBRARIES / "llama_cpp").exists(), reason="run `python -m bench.peers_cpu.build` first"
+    not (FOLDER / "llama_cpp").exists(), reason="run `python -m bench.peers_cpu.build` first"
 )
 TOKENS = 40
 TOLERANCE = 1e-5
@@ -33,47 +31,6 @@ OTHERWISE = {
     "exaone4": "only a model of 64 layers has windows there",
     "phi3": "has no windows there",
 }
-
-
-@cache
-def library() -> Any:
-    sys.path.insert(0, str(LIBRARIES))
-    import llama_cpp.llama_cpp as loaded
-
-    loaded.quiet = loaded.llama_log_callback(lambda level, text, data: None)  # kept alive
-    loaded.llama_log_set(loaded.quiet, ctypes.c_void_p())
-    loaded.llama_backend_init()
-    return loaded
-
-
-def logits(path: Path, ids: list[int], vocabulary: int) -> np.ndarray:
-    """Of every token, float32 [len(ids), vocabulary], with a cache in float32."""
-    lib = library()
-    model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
-    assert model, "llama.cpp cannot load the file"
-    params = lib.llama_context_default_params()
-    for name in ("n_ctx", "n_batch", "n_ubatch"):
-        setattr(params, name, 256)
-    for name in ("n_threads", "n_threads_batch"):
-        setattr(params, name, 1)
-    for name in ("type_k", "type_v", "flash_attn_type"):  # float32; no flash attention
-        setattr(params, name, 0)
-    context = lib.llama_init_from_model(model, params)
-    batch = lib.llama_batch_init(len(ids), 0, 1)
-    batch.n_tokens = len(ids)
-    for place, token in enumerate(ids):
-        batch.token[place] = token
-        batch.pos[place] = place
-        batch.n_seq_id[place] = 1
-        batch.seq_id[place][0] = 0
-        batch.logits[place] = 1
-    assert lib.llama_decode(context, batch) == 0
-    rows = [lib.llama_get_logits_ith(context, place) for place in range(len(ids))]
-    found = np.stack([np.ctypeslib.as_array(row, (vocabulary,)).copy() for row in rows])
-    lib.llama_batch_free(batch)
-    lib.llama_free(context)
-    lib.llama_model_free(model)
-    return found
 
 
 def for_llama_cpp(name: str) -> GgufCase:
@@ -105,9 +62,10 @@ def test_logits_are_those_of_transformers(
     case = for_llama_cpp(name)
     model = gguf_model(case)
     path = write_gguf(tmp_path / "model.gguf", case, model, as_floats())
-    vocabulary = int(model.config.vocab_size)
-    ids = random.Random(3).choices(range(vocabulary), k=TOKENS)
+    ids = random.Random(3).choices(range(model.config.vocab_size), k=TOKENS)
     expected = reference_logits(model, ids).numpy()
-    error = np.linalg.norm(logits(path, ids, vocabulary) - expected) / np.linalg.norm(expected)
+    llama = LlamaLogits(path, window=256, threads=1, exact=True)
+    error = np.linalg.norm(llama.logits(ids) - expected) / np.linalg.norm(expected)
+    llama.close()
     print(f"{name}: {error:.1e}")
     assert error < LESS_EXACT.get(name, TOLERANCE)
