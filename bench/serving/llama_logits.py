@@ -1,43 +1,64 @@
-"""llama.cpp's log-probabilities of given tokens, by the prebuilt library in the package
-llama-cpp-py-sync (`pip install llama-cpp-py-sync`)."""
+"""llama.cpp's logits of given tokens, through the low-level binding of llama-cpp-python as
+`python -m bench.peers_cpu.build` leaves it."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.peers_cpu.build import FOLDER, VERSION
+
+_F32 = 0  # ggml's number of the type
+
 
 class LlamaLogits:
-    """A GGUF file in llama.cpp. Raises ImportError where the package is not installed."""
+    """A GGUF file in llama.cpp. Raises ImportError where it has not been built, ValueError for a
+    file that it cannot load."""
 
-    def __init__(self, model: Path, *, window: int, threads: int) -> None:
-        """window: the tokens that a call has at most."""
-        from llama_cpp_py_sync import (  # type: ignore[import-not-found,unused-ignore]
-            Llama,
-            _cffi_bindings,
+    def __init__(self, model: Path, *, window: int, threads: int, exact: bool = False) -> None:
+        """window: the tokens that a call has at most. exact: keys and values in float32, and no
+        flash attention."""
+        self._lib = library()
+        self._model = self._lib.llama_model_load_from_file(
+            str(model).encode(), self._lib.llama_model_default_params()
         )
+        if not self._model:
+            raise ValueError(f"llama.cpp cannot load {model}")
+        vocabulary = self._lib.llama_model_get_vocab(self._model)
+        self._vocab_size = self._lib.llama_vocab_n_tokens(vocabulary)
+        params = self._lib.llama_context_default_params()
+        for name in ("n_ctx", "n_batch", "n_ubatch"):
+            setattr(params, name, window)
+        for name in ("n_threads", "n_threads_batch"):
+            setattr(params, name, threads)
+        if exact:
+            params.type_k = _F32
+            params.type_v = _F32
+            params.flash_attn_type = 0
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise ValueError(f"llama.cpp has no context of {window} tokens for {model}")
 
-        self._lib: Any = _cffi_bindings.get_lib()
-        self._ffi: Any = _cffi_bindings.get_ffi()
-        self._quiet = self._ffi.callback(
-            "void(enum ggml_log_level, const char *, void *)", lambda level, text, data: None
-        )
-        self._lib.llama_log_set(self._quiet, self._ffi.NULL)
-        self._llama = Llama(
-            str(model), n_ctx=window, n_batch=window, n_ubatch=window, n_threads=threads
-        )
+    def close(self) -> None:
+        """Gives its memory back."""
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
 
     def system_info(self) -> str:
-        """What the library uses of this machine, as it says itself."""
-        return str(self._llama.print_system_info()).strip()
+        """Which llama.cpp, and what it uses of this machine, as it says itself."""
+        used = self._lib.llama_print_system_info().decode().strip()
+        return f"{VERSION}: {used}"
 
-    def logprobs(self, ids: list[int]) -> np.ndarray:
-        """ids: the tokens of one sequence. The log-probability of each but the first, float64
-        [len(ids) - 1]."""
-        self._llama._clear_context_state()
-        batch = self._lib.llama_batch_init(len(ids), 0, 1)
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """ids: the tokens of one sequence. Float32 [len(ids), vocabulary]."""
+        lib = self._lib
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        batch = lib.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)
         for place, token in enumerate(ids):
             batch.token[place] = token
@@ -45,18 +66,33 @@ class LlamaLogits:
             batch.n_seq_id[place] = 1
             batch.seq_id[place][0] = 0
             batch.logits[place] = 1
-        status = self._lib.llama_decode(self._llama._ctx, batch)
-        self._lib.llama_batch_free(batch)
+        status = lib.llama_decode(self._context, batch)
+        lib.llama_batch_free(batch)
         if status != 0:
             raise RuntimeError(f"llama_decode: {status}")
-        return np.array(
-            [self._logprob(place, token) for place, token in enumerate(ids[1:])], dtype=np.float64
-        )
+        rows = [lib.llama_get_logits_ith(self._context, place) for place in range(len(ids))]
+        shape = (self._vocab_size,)
+        return np.stack([np.ctypeslib.as_array(row, shape).copy() for row in rows])
 
-    def _logprob(self, place: int, token: int) -> float:
-        """Of `token` after the one at `place`."""
-        row = self._lib.llama_get_logits_ith(self._llama._ctx, place)
-        data = self._ffi.buffer(row, 4 * self._llama.n_vocab)
-        logits = np.frombuffer(data, dtype=np.float32).astype(np.float64)
-        highest = logits.max()
-        return float(logits[token] - highest - np.log(np.exp(logits - highest).sum()))
+    def logprobs(self, ids: list[int]) -> np.ndarray:
+        """The log-probability of each token of a sequence but the first, float64 [len(ids) - 1]."""
+        found = []
+        for row, token in zip(self.logits(ids), ids[1:], strict=False):
+            values = row.astype(np.float64)
+            highest = values.max()
+            found.append(values[token] - highest - np.log(np.exp(values - highest).sum()))
+        return np.array(found)
+
+
+@cache
+def library() -> Any:
+    """The binding, which says nothing. Raises ImportError where it has not been built."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import llama_cpp.llama_cpp as loaded
+    finally:
+        sys.path.remove(str(FOLDER))
+    loaded.quiet = loaded.llama_log_callback(lambda level, text, data: None)  # kept alive
+    loaded.llama_log_set(loaded.quiet, ctypes.c_void_p())
+    loaded.llama_backend_init()
+    return loaded

@@ -2,7 +2,7 @@
 
 The same tokens, in windows that do not overlap, by the codes of the file in float32, by the codes
 with activations in 16 bits, and by what is served: activations in 8 bits. llama.cpp's is beside
-them where `pip install llama-cpp-py-sync` has put it (a prebuilt library)."""
+them where `python -m bench.peers_cpu.build` has built it."""
 
 from __future__ import annotations
 
@@ -122,4 +122,5 @@ def llama(args: argparse.Namespace, windows: Windows) -> float | None:
         return None
     print(f"llama.cpp: {model.system_info()}")
     found = [value for window in windows for value in model.logprobs(window)]
+    model.close()
     return math.exp(-sum(found) / len(found))

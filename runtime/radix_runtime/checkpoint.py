@@ -17,6 +17,9 @@ from .gguf import is_gguf, open_gguf
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+# By the names that safetensors has for them; the first of them that is found counts.
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_HEAD = ".lm_head."
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -73,6 +76,32 @@ def check_checkpoint(folder: Path) -> CheckpointSize:
             for key in file.keys():
                 parameters += math.prod(file.get_slice(key).get_shape())
     return CheckpointSize(parameters=parameters, bytes=size)
+
+
+class StoredFacts(NamedTuple):
+    """What a checkpoint's headers tell that its configuration may leave out. `dtype`: the compute
+    type, None where there are only codes; `has_head`: a matrix for logits beside the embedding."""
+
+    dtype: str | None
+    has_head: bool
+
+
+def stored_facts(folder: Path) -> StoredFacts | None:
+    """By the floats of the first file that are no codes: where they differ, the type is one of 16
+    bits, since routers and scales of such models are in float32. None without weights that can be
+    read."""
+    try:
+        files = checkpoint_files(folder)
+        path, expected = next(iter(files.items()), (folder, None))
+        with open_checkpoint_file(path, expected, framework="numpy") as file:
+            found = {file.get_slice(key).get_dtype() for key in file.keys()}
+            names = set(file.keys()).union(*(keys or () for keys in files.values()))
+    except ConfigError:
+        return None  # told where the files are checked
+    return StoredFacts(
+        dtype=next((name for kind, name in _DTYPES.items() if kind in found), None),
+        has_head=any(_HEAD in f".{name}" for name in names),
+    )
 
 
 @contextmanager

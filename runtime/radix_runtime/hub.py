@@ -12,7 +12,7 @@ import msgspec
 from .checkpoint import SINGLE_FILE, checkpoint_files
 from .errors import ConfigError
 from .gguf import is_gguf, open_gguf
-from .gguf.keys import read_model
+from .gguf.architectures import read_model
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 DEMO_MODEL_NAME = "radix-demo"

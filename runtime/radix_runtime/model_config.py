@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
+from .checkpoint import stored_facts
 from .config_values import check_values
 from .errors import ConfigError
 from .families import Family, families, generic_family
 from .families.names import Rule
 from .families.rope import merged_rope_settings, rope_settings
 from .gguf import is_gguf, open_gguf
-from .gguf.keys import read_model
+from .gguf.architectures import read_model
 from .hub import read_json
 from .registry import Registry
 from .specs import ModelSpec
@@ -52,8 +53,9 @@ class ModelConfig:
     @classmethod
     def from_dir(cls, path: str | Path, overrides: str = "{}") -> "ModelConfig":
         """Reads config.json, or what a GGUF file says in its place, and merges `overrides`, a JSON
-        object, into it; the RoPE settings of the two are merged key by key. Raises ConfigError,
-        naming the key that is not supported."""
+        object, into it; the RoPE settings of the two are merged key by key. A type that is not
+        named is that of the weights, where they are there. Raises ConfigError, naming the key that
+        is not supported."""
         if is_gguf(Path(path)):
             model = read_model(open_gguf(Path(path)))
             config = cls._from_file(model.config, overrides)
@@ -61,7 +63,7 @@ class ModelConfig:
         file = Path(path) / "config.json"
         if not file.is_file():
             raise ConfigError(_no_config(file))
-        return cls._from_file(read_json(file), overrides)
+        return cls._from_file(_with_stored(read_json(file), Path(path)), overrides)
 
     @classmethod
     def _from_file(cls, raw: Mapping[str, Any], overrides: str) -> "ModelConfig":
@@ -117,6 +119,21 @@ class ModelConfig:
     def check_tp(self, tp_size: int) -> None:
         """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
         self.spec.check_tp(tp_size)
+
+
+def _with_stored(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """With what the weights tell where the file leaves it out. Whether a multimodal model has a
+    head of its own depends on two classes of transformers, whose defaults differ."""
+    facts = stored_facts(folder)
+    if facts is None:
+        return raw
+    text = _text_keys(raw)
+    found: dict[str, Any] = {}
+    if text.get("dtype") is None and text.get("torch_dtype") is None:
+        found["torch_dtype"] = facts.dtype
+    if "text_config" in raw and text.get("tie_word_embeddings") is None:
+        found["tie_word_embeddings"] = not facts.has_head
+    return {**raw, **found}
 
 
 def _no_config(file: Path) -> str:

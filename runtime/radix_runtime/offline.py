@@ -34,7 +34,7 @@ from .sampling_params import SamplingParams
 from .text.answer_format import find_format
 from .text.choices import scored
 from .text.generation_config import eos_token_ids, sampling_defaults
-from .text.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from .text.tokenizer import Tokenizer, check_vocabulary, has_tokenizer, load_tokenizer
 
 
 class Engine(EngineLoop, AbstractContextManager["Engine"]):
@@ -66,6 +66,8 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         folder = Path(args.model_path or "")
         self.args = args
         self.tokenizer = tokenizer or _load_tokenizer(args, folder)
+        if self.tokenizer is not None:
+            check_vocabulary(self.tokenizer, args.tokenizer_path or folder, self.config.vocab_size)
         super().__init__(
             args, self.config, self.tokenizer, eos_ids=eos_token_ids(folder, self.tokenizer)
         )

@@ -113,6 +113,7 @@ from radix_kernels.decoder import (
     NormOp,
     RopeStoreOp,
     RouteOp,
+    ScaleOp,
 )
 
 # What `unpack_gptq` and `unpack_awq` give, and `unpack_gguf`.

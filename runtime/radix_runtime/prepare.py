@@ -51,6 +51,8 @@ def prepare_model(args: ServerArgs) -> Prepared:
     if args.load_format != "dummy":
         fetch_weights(args.model_path, folder, download_dir=args.download_dir)
         size = check_checkpoint(folder)
+        # Again, since the weights tell their type where the configuration does not.
+        config = ModelConfig.from_dir(folder, args.json_model_override_args)
     local = replace(
         args,
         model_path=str(folder),

@@ -110,6 +110,7 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         {**_EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 64,
          "norm_topk_prob": False},
     ),
+    "gemma1": FamilyModel("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": FamilyModel(
         "Gemma2",
         {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 20,
@@ -217,6 +218,9 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         "Mistral3", {"head_dim": 32, "model_type": "ministral3"},
         vision={**_VISION, "model_type": "pixtral"},
     ),
+    "qwen2_vl": FamilyModel(
+        "Qwen2VL", _MROPE, vision={**_VISION, "embed_dim": 32, "hidden_size": 64}
+    ),
     "qwen2_5_vl": FamilyModel("Qwen2_5_VL", _MROPE, vision=_VISION),
     "qwen3_vl": FamilyModel(
         "Qwen3VL", _MROPE, vision={**_VISION, "deepstack_visual_indexes": [0]}
@@ -229,15 +233,16 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
 }  # fmt: skip
 
 
-# Those that the CPU runs in one call of the wheel (layers/cpu_program.py): without residual
-# multipliers, scores that a position scales, softmax routers over groups, experts with biases. Of
-# latent attention it takes decode steps.
+# Those that the CPU runs in one call of the wheel (layers/cpu_program.py): without softmax routers
+# over groups and experts with biases. Of latent attention it takes decode steps.
 ONE_CALL = {
     "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
-    "qwen2_5_vl", "qwen3_vl", "gemma2", "gemma3", "gemma3_vl", "smollm3", "smollm3_window",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma1", "gemma2", "gemma3", "gemma3_vl", "smollm3",
+    "smollm3_window",
     "exaone4", "exaone4_full", "glm", "glm4", "olmo2", "olmo2_repeated_kv", "olmo3", "qwen3_moe",
     "qwen3_moe_mixed", "qwen3_moe_odd_width", "qwen3_vl_moe", "mixtral", "glm4_moe", "minimax_m2",
-    "qwen2_moe", "deepseek_v2_lite", "deepseek_v3", "kimi_k2", "glm4_moe_lite",
+    "qwen2_moe", "deepseek_v2_lite", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "granite",
+    "ministral3", "mistral3_vl",
 }  # fmt: skip
 
 
@@ -251,12 +256,16 @@ def spec_of(name: str) -> ModelSpec:
 def random_model(name: str | FamilyModel, seed: int = 0) -> torch.nn.Module:
     """A transformers model with every parameter random: norms, biases and sinks too."""
     model = FAMILY_MODELS[name] if isinstance(name, str) else name
-    config = model.config()
+    return random_model_of(model.architecture, model.config(), seed)
+
+
+def random_model_of(architecture: str, config: Any, seed: int = 0) -> torch.nn.Module:
+    """A random model of transformers' configuration."""
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"  # the other takes no odd widths
     torch.manual_seed(seed)
-    built: torch.nn.Module = getattr(transformers, model.architecture)(config)
-    is_gemma = model.name.startswith("Gemma")
+    built: torch.nn.Module = getattr(transformers, architecture)(config)
+    is_gemma = architecture.startswith("Gemma")
     with torch.no_grad():
         for key, param in built.named_parameters():
             center = 1.0 if "norm" in key and not is_gemma else 0.0

@@ -14,9 +14,24 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from tests.runtime.family_models import FAMILY_MODELS, FamilyModel, random_model
+from tests.runtime.gguf_conversion import converted_tensors
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 256}
+_TYPES = ["sliding_attention", "full_attention"]
+# Sizes of latent attention of which every small type takes whole blocks.
+_LATENT = {"kv_lora_rank": 64, "v_head_dim": 64, "moe_intermediate_size": 64,
+           "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
+           "attention_bias": False}  # fmt: skip
+_LATENT_KEYS = {
+    "attention.kv_lora_rank": 64, "expert_count": 12, "expert_used_count": 3,
+    "expert_feed_forward_length": 64, "expert_weights_scale": 1.7, "rope.dimension_count": 16,
+}  # fmt: skip
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32,
+}
 # How far from zero random codes reach, so that their elements spread as other weights do.
 _SMALL_TYPES = {"Q4_K": (144, 4e-4, 7.5), "Q5_K": (176, 2e-4, 15.5), "Q6_K": (210, 4.5e-5, 0)}
 
@@ -26,13 +41,17 @@ Quantize = Callable[[str, np.ndarray], tuple[np.ndarray, str]]
 @dataclass(frozen=True)
 class GgufCase:
     """`model`: its name among FAMILY_MODELS; `arch`: what GGUF calls it; `pairs_heads`: whether the
-    converter turns the rows of queries and keys; `keys`: metadata besides what all have."""
+    converter turns the rows of queries and keys; `keys`: metadata besides what all have; `drafts`:
+    whether a layer that drafts tokens is counted behind the others; `splits_latents`: whether the
+    product from latent values to keys and values is in two tensors, as in newer files."""
 
     model: str
     arch: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     pairs_heads: bool = False
     keys: Mapping[str, Any] = field(default_factory=dict)
+    drafts: bool = False
+    splits_latents: bool = False
 
     @property
     def family(self) -> FamilyModel:
@@ -71,6 +90,7 @@ CASES = {
         "qwen3_moe", "qwen3moe", changes=_EXPERTS,
         keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256},
     ),
+    "gemma": GgufCase("gemma1", "gemma"),
     "gemma2": GgufCase(
         "gemma2", "gemma2", changes={"query_pre_attn_scalar": 64},
         keys={"attention.sliding_window": 9, "attn_logit_softcapping": 2.0,
@@ -102,6 +122,87 @@ CASES = {
             "long_factor": [1.5 + 0.7 * i for i in range(32)]}},
         keys={"rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 2.0**0.5},
     ),
+    "deepseek2_lite": GgufCase(
+        "deepseek_v2_lite", "deepseek2", splits_latents=True, changes=_LATENT,
+        keys={**_LATENT_KEYS, **_YARN, "expert_shared_count": 2, "leading_dense_block_count": 1,
+              "rope.scaling.yarn_log_multiplier": 0.0707, "attention.head_count_kv": 1,
+              "attention.key_length": 80, "attention.value_length": 64,
+              "attention.key_length_mla": 48, "attention.value_length_mla": 64},
+    ),
+    "deepseek2_of_2024": GgufCase(
+        "deepseek_v2_lite", "deepseek2", changes=_LATENT,
+        keys={**_LATENT_KEYS, **_YARN, "expert_shared_count": 2, "leading_dense_block_count": 1,
+              "rope.scaling.yarn_log_multiplier": 0.0707, "attention.head_count_kv": 4,
+              "attention.key_length": 48, "attention.value_length": 64},
+    ),
+    "deepseek3": GgufCase(
+        "deepseek_v3", "deepseek2", splits_latents=True, drafts=True,
+        changes={**_LATENT, "first_k_dense_replace": 1, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.6,
+            "original_max_position_embeddings": 32, "mscale_all_dim": 0.6}},
+        keys={**_LATENT_KEYS, **_YARN, "expert_shared_count": 1, "leading_dense_block_count": 1,
+              "rope.scaling.yarn_log_multiplier": 0.06, "attention.head_count_kv": 1,
+              "attention.q_lora_rank": 64, "expert_gating_func": 2, "expert_weights_norm": True,
+              "expert_group_count": 4, "expert_group_used_count": 2, "nextn_predict_layers": 1,
+              "attention.key_length": 80, "attention.value_length": 64,
+              "attention.key_length_mla": 48, "attention.value_length_mla": 64},
+    ),
+    "exaone4": GgufCase(
+        "exaone4", "exaone4",
+        changes={"sliding_window": 9, "layer_types": _TYPES, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+        keys={"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False]},
+    ),
+    "exaone4_full": GgufCase(
+        "exaone4_full", "exaone4", changes={"layer_types": ["full_attention"] * 2},
+    ),
+    "glm4": GgufCase("glm4", "glm4"),
+    "glm4moe": GgufCase(
+        "glm4_moe", "glm4moe", drafts=True,
+        changes={"moe_intermediate_size": 256, "first_k_dense_replace": 1},
+        keys={"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 256,
+              "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_gating_func": 2,
+              "expert_weights_scale": 1.7, "expert_weights_norm": True, "nextn_predict_layers": 1,
+              "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "gpt_oss": GgufCase(
+        "gpt_oss", "gpt-oss", changes={"layer_types": _TYPES},
+        keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+              "attention.sliding_window": 9, **_YARN},
+    ),
+    "minimax_m2": GgufCase(
+        "minimax_m2", "minimax-m2",
+        keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+              "expert_gating_func": 2},
+    ),
+    "mistral3": GgufCase(
+        "ministral3", "mistral3", pairs_heads=True,
+        keys={"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
+              "rope.scaling.original_context_length": 16,
+              "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3},
+    ),
+    "mistral3_plain": GgufCase(
+        "mistral", "mistral3", pairs_heads=True, changes={"sliding_window": None},
+    ),
+    "olmo3": GgufCase(
+        "olmo3", "olmo2", changes={"layer_types": _TYPES},
+        keys={"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False],
+              "rope.freq_base": 1e4, **_YARN},
+    ),
+    "qwen2vl": GgufCase(
+        "qwen2", "qwen2vl", keys={"rope.dimension_sections": [8, 12, 12, 0]}
+    ),
+    "qwen3vl": GgufCase(
+        "qwen3", "qwen3vl",
+        keys={"n_deepstack_layers": 3, "rope.dimension_sections": [24, 20, 20, 0]},
+    ),
+    "qwen3vlmoe": GgufCase(
+        "qwen3_moe", "qwen3vlmoe", changes=_EXPERTS,
+        keys={"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+              "n_deepstack_layers": 3},
+    ),
+    "seed_oss": GgufCase("seed_oss", "seed_oss"),
     "smollm3": GgufCase(
         "smollm3", "smollm3", pairs_heads=True,
         changes={"num_hidden_layers": 4, "no_rope_layer_interval": 4},
@@ -169,7 +270,10 @@ def write_gguf(path: Path, case: GgufCase, model: Any, quantize: Quantize) -> Pa
     _write_sizes(writer, config, case)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == case.arch)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, tensor in _tensors(model):
+    if case.drafts:
+        name = f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight"
+        writer.add_tensor(name, np.ones((64, 64), np.float32))
+    for name, tensor in converted_tensors(model, splits_latents=case.splits_latents):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         heads = _heads_of(name, config) if case.pairs_heads else None
@@ -200,7 +304,7 @@ def _write(
     if name.endswith("ffn_gate_inp_shexp.weight"):
         values = values[0]
     data = values.numpy() + np.float32(shift)
-    is_matrix = data.ndim > 1 and "ffn_gate_inp" not in name
+    is_matrix = data.ndim > 1 and "ffn_gate_inp" not in name and not name.endswith(".bias")
     if not is_matrix:
         writer.add_tensor(name, data)
         return tensor
@@ -213,23 +317,6 @@ def _write(
     return read
 
 
-def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors as transformers' state dict names them; of experts, gate and up apart."""
-    found = []
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
-        if name.endswith("experts.gate_up_proj"):
-            prefix = name.removesuffix("gate_up_proj")
-            gate, up = tensor.chunk(2, dim=1)
-            found += [(f"{prefix}gate_proj.weight", gate), (f"{prefix}up_proj.weight", up)]
-        elif name.endswith("experts.down_proj"):
-            found.append((f"{name}.weight", tensor))
-        else:
-            found.append((name, tensor))
-    return found
-
-
 def _heads_of(name: str, config: Any) -> int | None:
     if ".q_proj." in name:
         return int(config.num_attention_heads)
@@ -237,22 +324,28 @@ def _heads_of(name: str, config: Any) -> int | None:
 
 
 def _write_sizes(writer: GGUFWriter, config: Any, case: GgufCase) -> None:
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + int(case.drafts))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(SIZES["head_dim"])
-    writer.add_value_length(SIZES["head_dim"])
+    if "attention.kv_lora_rank" not in case.keys:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(SIZES["head_dim"])
+        writer.add_value_length(SIZES["head_dim"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(SIZES["head_dim"])
+    rope = config.rope_parameters
+    share = rope.get("partial_rotary_factor", 1.0)
+    if "rope.dimension_count" not in case.keys:
+        writer.add_rope_dimension_count(int(share * SIZES["head_dim"]))
     writer.add_file_type(1)
     if "rope.freq_base" not in case.keys:
-        theta = config.rope_parameters.get("rope_theta", 1e4)
-        writer.add_rope_freq_base(theta)
+        writer.add_rope_freq_base(rope.get("rope_theta", 1e4))
+    add: dict[type, Callable[[str, Any], None]] = {
+        str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
+        bool: writer.add_bool, list: writer.add_array,
+    }  # fmt: skip
     for key, value in case.keys.items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](f"{case.arch}.{key}", value)
 
 

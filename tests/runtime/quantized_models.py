@@ -57,6 +57,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "num_key_value_heads": 4, "norm_topk_prob": True},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 3, "num_experts_per_tok": 2, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
     "deepseek_v3": (
         "DeepseekV3",
         {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,

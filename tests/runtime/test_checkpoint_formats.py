@@ -251,6 +251,19 @@ def test_lists_have_the_names_of_the_checkpoint(form: str, tmp_path: Path) -> No
     assert kinds[0] == kinds[1] and kinds[2] == "DenseMethod" != kinds[0]
 
 
+def test_fp8_as_minimax_m2_names_it(tmp_path: Path) -> None:
+    """Its list of what is left out names the router, `gate`; the experts' gates are FP8."""
+    quantize, settings, _ = FORMATS["fp8_block"]()
+    left_out = ["gate", "e_score_correction_bias", "lm_head"]
+    settings = {**settings, "fmt": "float8_e4m3fn", "modules_to_not_convert": left_out}
+    products = r"layers\.\d\.(self_attn\..*_proj|(block_sparse_moe|mlp)\.experts\.\d\.w\d)\.weight$"
+    made = q.write(q.random_model("minimax_m2"), tmp_path, quantize, settings, products=products)
+    driver = Driver(made.folder)
+    check(driver, made, EXACT)
+    experts = driver.model.model.layers[0].mlp.experts.values()
+    assert all(expert.gate_up_proj.method.widens for expert in experts)
+
+
 def test_parts_of_several_formats_are_refused(tmp_path: Path) -> None:
     made = mixed(tmp_path, ignore=["lm_head", "model.layers.0.self_attn.k_proj"])
     message = r"layers\.0\.self_attn\.q_proj and .*k_proj differ"

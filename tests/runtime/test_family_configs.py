@@ -17,20 +17,35 @@ from tests.runtime.test_model_config import BASE, config, rope, windows
 
 def test_keys_that_are_not_known() -> None:
     assert config(foo=1, _private=2, use_cache=True, eos_token_id=[1, 2]).unknown_keys == ("foo",)
-    assert config("Qwen2", foo=1, bar=None).unknown_keys == ("bar", "foo")
-    assert config("Mistral", max_window_layers=28).unknown_keys == ()
+    assert config("Qwen2", foo=1, bar=0, null=None).unknown_keys == ("bar", "foo")
+    assert config("Mistral", max_window_layers=28, top_k=50, pruned_heads={}).unknown_keys == ()
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [("final_logit_softcapping", 30.0), ("embedding_multiplier", 12), ("num_experts", 8),
-     ("kv_lora_rank", 512), ("no_rope_layers", [1, 0])],
+     ("kv_lora_rank", 512), ("no_rope_layers", [1, 0]), ("use_bidirectional_attention", True),
+     ("use_qk_norm", True), ("rope_interleaved", True)],
 )  # fmt: skip
 def test_a_key_that_would_change_the_result_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{key} .* is not supported for this architecture"):
         config(**{key: value})
-    for at_rest in (None, 0, 1.0, False):
-        config(**{key: at_rest})
+    for at_rest in (None, 0, 1.0, False, []):
+        assert config(**{key: at_rest}).unknown_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                      "use_qk_norm": False}),
+        ("MiniMaxM2", {"num_local_experts": 4, "use_routing_bias": False}),
+        ("MiniMaxM2", {"num_local_experts": 4, "use_qk_norm": False}),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_switched_off_is_refused(family: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="false is not supported"):
+        config(family, **changes)
 
 
 def test_text_of_a_multimodal_model(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ Q2 = Blocks("Q2_K", np.zeros((8, 84), np.uint8))
 WRONG_CONTENT = {
     "another architecture": (
         lambda m, t: m.update({"general.architecture": "mamba"}),
-        "architecture 'mamba' is not supported; supported: gemma2, ",
+        "architecture 'mamba' is not supported; supported: deepseek2, ",
     ),
     "one of several parts": (
         lambda m, t: m.update({"split.count": 3}), "is one of 3 parts of a model; join them with"),

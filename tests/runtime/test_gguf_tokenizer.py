@@ -169,7 +169,42 @@ def test_llama3_and_others(pre: str, tmp_path: Path) -> None:
     check_equal(ours, oracle, TEXTS + random_texts(200, seed=3))
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", None, "smollm", "starcoder"])
+# Of tokenizer.json of models whose names for a cut transformers does not have.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+OTHER_CUTS = {
+    "glm4": _WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "seed-coder": _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+def test_the_cuts_of_deepseek_v3() -> None:
+    """The three of its tokenizer.json."""
+    marks = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    words = r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rest = r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    patterns = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", f"{marks}|{words}|{rest}"]
+    splits = [pre_tokenizers.Split(tokenizers.Regex(each), "isolated") for each in patterns]
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    expected = pre_tokenizers.Sequence([*splits, spelled])
+    ours = pre_tokenizer("deepseek-v3")
+    assert ours is not None
+    texts = ["12345 度 日本語テスト abc's .env\n\n x=1;", *TEXTS, *random_texts(60, seed=6)]
+    for text in texts:
+        assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
+@pytest.mark.parametrize("pre", OTHER_CUTS)
+def test_cuts_of_single_models(pre: str) -> None:
+    split = pre_tokenizers.Split(tokenizers.Regex(OTHER_CUTS[pre]), "isolated")
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    expected = pre_tokenizers.Sequence([split, spelled])
+    ours = pre_tokenizer(pre)
+    assert ours is not None
+    for text in TEXTS + random_texts(60, seed=5):
+        assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", None, "exaone4", "smollm", "starcoder"])
 def test_gpt2_and_digits(pre: str | None, tmp_path: Path) -> None:
     """As the tokenizer.json of GPT-2, and of SmolLM, where every digit stands alone."""
     split: Any = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -21,7 +21,7 @@ from tests.runtime.tiny_models import Driver
 torch.set_num_threads(1)
 
 # The others have what the kernel does not know: these Llamas biases, these Mistrals windows.
-LOWERED = {"qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl", "seed_oss"}
+LOWERED = {"qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_vl", "seed_oss"}
 
 
 class StandIn:

@@ -79,7 +79,14 @@ class Decoder {
     add(RK_OP_GATED_ACTIVATION, activations_, {columns(x), columns(out), activation});
   }
 
-  void add_add(int to, int x, py::handle scale) { add(RK_OP_ADD, sums_, {to, x, columns(scale)}); }
+  void add_add(int to, int x, py::handle scale, float factor) {
+    add(RK_OP_ADD, sums_, {to, x, columns(scale), factor});
+  }
+
+  void add_scale(py::handle x, py::handle factors) {
+    Call call("decoder");
+    add(RK_OP_SCALE, scales_, {columns(x), keep_.tensor(call, "factors", factors)});
+  }
 
   // places: of logits, weights, ids; groups: how many, and how many of them are chosen.
   void add_route(const py::tuple& places, py::handle bias, int router, bool renormalize, const py::tuple& groups,
@@ -168,6 +175,7 @@ class Decoder {
   std::deque<rk_attention_op> attentions_;
   std::deque<rk_gated_activation_op> activations_;
   std::deque<rk_add_op> sums_;
+  std::deque<rk_scale_op> scales_;
   std::deque<rk_route_op> routes_;
   std::deque<rk_experts_op> experts_;
   std::deque<rk_latent_store_op> latent_stores_;
@@ -187,6 +195,7 @@ void bind_decoder(py::module_& m) {
       .def("add_attention", &Decoder::add_attention)
       .def("add_gated_activation", &Decoder::add_gated_activation)
       .def("add_add", &Decoder::add_add)
+      .def("add_scale", &Decoder::add_scale)
       .def("add_route", &Decoder::add_route)
       .def("add_experts", &Decoder::add_experts)
       .def("add_latent_store", &Decoder::add_latent_store)

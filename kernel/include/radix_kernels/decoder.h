@@ -32,7 +32,8 @@ typedef enum rk_decoder_op_kind {
   RK_OP_ROUTE = 6,
   RK_OP_EXPERTS = 7,
   RK_OP_LATENT_STORE = 8,
-  RK_OP_LATENT_ATTENTION = 9
+  RK_OP_LATENT_ATTENTION = 9,
+  RK_OP_SCALE = 10
 } rk_decoder_op_kind;
 
 /* rk_rmsnorm. */
@@ -94,12 +95,20 @@ typedef struct rk_gated_activation_op {
   int32_t activation;
 } rk_gated_activation_op;
 
-/* to += x, or x * scale, in float32, rounded once; whole buffers of one dtype. scale: fp32, one column, or count 0. */
+/* to += x * factor, or x * scale with a factor of 1, in float32, rounded once; whole buffers of one dtype. scale: fp32,
+ * one column, or count 0. */
 typedef struct rk_add_op {
   int32_t to;
   int32_t x;
   rk_columns scale;
+  float factor;
 } rk_add_op;
+
+/* x *= factors[positions], in float32, rounded once. factors: fp32, contiguous, a number for each position. */
+typedef struct rk_scale_op {
+  rk_columns x;
+  const rk_tensor* factors;
+} rk_scale_op;
 
 /* rk_topk_softmax (its weights times scaling), rk_topk_sigmoid (with correction_bias or without), rk_moe_fused_gate. */
 enum { RK_ROUTE_SOFTMAX = 0, RK_ROUTE_SIGMOID = 1, RK_ROUTE_GROUPED = 2 };

@@ -150,16 +150,31 @@ class GatedActivationOp:
 
 @dataclass(frozen=True)
 class AddOp:
-    """Buffer `to` += buffer `x`, or `x` * `scale`, in float32, rounded once. scale: one float32
-    column."""
+    """Buffer `to` += buffer `x` * `factor`, or `x` * `scale`, in float32, rounded once. scale: one
+    float32 column, beside which the factor is 1."""
 
     to: int
     x: int
     scale: Columns | None = None
+    factor: float = 1.0
 
     def add_to(self, native: Any) -> None:
         """Appends the record."""
-        native.add_add(self.to, self.x, _NONE if self.scale is None else self.scale.place)
+        scale = _NONE if self.scale is None else self.scale.place
+        native.add_add(self.to, self.x, scale, self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOp:
+    """x *= `factors[positions]`, in float32, rounded once, in place. factors: float32
+    [positions]."""
+
+    x: Columns
+    factors: Array
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        native.add_scale(self.x.place, self.factors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +275,7 @@ DecoderOp = (
     | AttentionOp
     | GatedActivationOp
     | AddOp
+    | ScaleOp
     | RouteOp
     | ExpertsOp
     | LatentStoreOp

@@ -22,7 +22,7 @@ from ..specs import (
 from .checks import require
 from .family import Family
 from .keys import DecoderKeys, Size
-from .names import Drop, Rename, Rule
+from .names import Rename, Rule, drop_layers
 
 _LATENT_EPS = 1e-6  # of the norms of latent values, whatever rms_norm_eps is
 _MULTIPLE = 16  # of which the kernels take sizes of latent attention
@@ -219,7 +219,7 @@ def _check_groups(keys: LatentKeys) -> None:
 def names(keys: LatentKeys) -> Sequence[Rule]:
     """Behind the last layer stands the one that predicts a second token; it is not run."""
     return (
-        Drop(rf"^model\.layers\.{keys.num_hidden_layers}\."),
+        drop_layers(keys.num_hidden_layers, 1),
         Rename(r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
     )
 

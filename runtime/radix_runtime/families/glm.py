@@ -16,7 +16,7 @@ from .checks import require
 from .family import Family
 from .fused import gate_up_rules
 from .keys import DecoderKeys, Size
-from .names import Drop, Rename, Rule
+from .names import Rename, Rule, drop_layers
 
 
 class GlmKeys(DecoderKeys, kw_only=True, frozen=True):
@@ -99,7 +99,7 @@ def read_glm4_moe(keys: Glm4MoeKeys) -> ModelSpec:
 def glm4_moe_names(keys: Glm4MoeKeys) -> Sequence[Rule]:
     """Behind the last layer stands the one that predicts a second token; it is not run."""
     return (
-        Drop(rf"^model\.layers\.{keys.num_hidden_layers}\."),
+        drop_layers(keys.num_hidden_layers, 1),
         Rename(r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
     )
 

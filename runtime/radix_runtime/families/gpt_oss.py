@@ -65,9 +65,9 @@ def names(keys: GptOssKeys) -> Sequence[Rule]:
     return (
         Rename(r"\.mlp\.router\.", ".mlp.gate."),
         Unstack(r"\.experts\.(gate_up_proj|down_proj)_bias$", r".experts.{}.\1.bias"),
+        Transpose(r"\.experts\.(gate_up_proj|down_proj)$"),
         Unstack(r"\.experts\.(gate_up_proj|down_proj)$", r".experts.{}.\1.weight"),
         Unstack(r"\.experts\.(gate_up_proj|down_proj)_(blocks|scales)$", r".experts.{}.\1.\2"),
-        Transpose(r"\.experts\.\d+\.(gate_up_proj|down_proj)\.weight$"),
         Deinterleave(r"\.gate_up_proj\.", even=".gate_proj.", odd=".up_proj."),
     )
 

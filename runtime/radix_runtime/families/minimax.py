@@ -1,13 +1,16 @@
 """MiniMax-M2."""
 
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from ..specs import AllHeadsNorm, Layer, ModelSpec, Moe, SigmoidRouter
 from .checks import require
 from .family import Family
 from .keys import DecoderKeys, Size
 from .mixtral import expert_rules
-from .names import Rename, Rule
+from .names import Rename, Rule, drop_layers
 
 
 class MiniMaxM2Keys(DecoderKeys, kw_only=True, frozen=True):
@@ -19,12 +22,15 @@ class MiniMaxM2Keys(DecoderKeys, kw_only=True, frozen=True):
     num_experts_per_tok: Size = 8
     rotary_dim: Size | None = None
     use_qk_norm: bool = True
+    use_routing_bias: bool = True
     scoring_func: str = "sigmoid"
+    num_mtp_modules: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
 
 
 def read(keys: MiniMaxM2Keys) -> ModelSpec:
     """Queries and keys are normed over all heads, experts chosen by their sigmoids."""
     require(keys.use_qk_norm, "use_qk_norm false is not supported")
+    require(keys.use_routing_bias, "use_routing_bias false is not supported")
     require(keys.scoring_func == "sigmoid", f"scoring_func {keys.scoring_func!r} is not supported")
     settings = dict(keys.rope_parameters or {})
     if keys.rotary_dim is not None:
@@ -46,7 +52,11 @@ def read(keys: MiniMaxM2Keys) -> ModelSpec:
 def names(keys: MiniMaxM2Keys) -> Sequence[Rule]:
     """Experts as Mixtral's; the corrections belong to the router."""
     correction = "e_score_correction_bias"
-    return (*expert_rules(keys), Rename(rf"\.mlp\.{correction}$", f".mlp.gate.{correction}"))
+    return (
+        drop_layers(keys.num_hidden_layers, keys.num_mtp_modules),
+        *expert_rules(keys),
+        Rename(rf"\.mlp\.{correction}$", f".mlp.gate.{correction}"),
+    )
 
 
 MINIMAX_M2 = Family(
@@ -55,7 +65,7 @@ MINIMAX_M2 = Family(
     names=names,
     ignored=frozenset({
         "attn_type_list", "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
-        "layernorm_mlp_beta", "mtp_transformer_layers", "num_mtp_modules", "qk_norm_type",
-        "shared_intermediate_size", "use_mtp", "use_routing_bias",
+        "layernorm_mlp_beta", "mlp_intermediate_size", "mtp_transformer_layers", "qk_norm_type",
+        "shared_moe_mode", "use_mtp",
     }),
 )  # fmt: skip

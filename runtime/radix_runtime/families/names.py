@@ -59,6 +59,12 @@ class Drop:
             yield name, source
 
 
+def drop_layers(first: int, count: int) -> Drop:
+    """Layers from `first` on, behind the model's last: they draft tokens, and are not run."""
+    numbers = "|".join(str(first + i) for i in range(count))
+    return Drop(rf"^model\.layers\.({numbers})\.")
+
+
 @dataclass(frozen=True, slots=True)
 class SplitRows:
     """One tensor whose rows are those of several: `parts` are the replacements of `pattern` for

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen3, dense and with experts, and the text of Qwen2.5-VL and Qwen3-VL."""
+"""Qwen2 and Qwen3, dense and with experts, and the text of Qwen2-VL, Qwen2.5-VL
+and Qwen3-VL."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -90,6 +91,7 @@ class Qwen3MoeKeys(MoeKeys, kw_only=True, frozen=True):
     """config.json of Qwen3-MoE."""
 
     attention_bias: bool = False
+    use_qk_norm: bool = True
 
 
 class Qwen3VLMoeKeys(Qwen3MoeKeys, kw_only=True, frozen=True):
@@ -120,6 +122,7 @@ def read_qwen2_moe(keys: Qwen2MoeKeys) -> ModelSpec:
 
 def read_qwen3_moe(keys: Qwen3MoeKeys) -> ModelSpec:
     """Qwen3 with experts."""
+    require(keys.use_qk_norm, "use_qk_norm false is not supported")
     bias = keys.attention_bias
     qk_norm = HeadNorm(norm=keys.norm)
     return _model(keys, keys.feed_forwards(), qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)

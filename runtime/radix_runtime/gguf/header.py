@@ -58,6 +58,10 @@ class GgufFile:
     tensors: Mapping[str, TensorEntry]
     data: mmap.mmap
 
+    def has_tensor(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self.tensors
+
     def blocks(self, entry: TensorEntry) -> np.ndarray:
         """The bytes of a tensor, uint8, with the tensor's shape but for the last dimension, which
         is a row's bytes. Read-only memory of the file: what is not touched is not read."""

@@ -1,6 +1,7 @@
-"""What a GGUF file's metadata says of the model, under the names of a config.json of its family."""
+"""What the metadata of all GGUF files says of a model, under the names of a config.json of its
+family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..families.names import Rule
-from . import names
 from .header import GgufFile
 from .metadata import Metadata
 from .types import CODES
@@ -20,8 +20,11 @@ _LLAMA3_FACTORS = "rope_freqs.weight"
 # Tokens that end a turn, as llama.cpp knows them by their texts: files name one of them at most.
 _END_TEXTS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
+    "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<|return|>", "<|call|>",
 })  # fmt: skip
+# In models that have the former, the latter ends a message, and another may follow (gpt-oss).
+_RETURN = "<|return|>"
+_MESSAGE_END = "<|end|>"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _IGNORED = ("attention.value_length", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
 _YARN = {
@@ -39,37 +42,23 @@ class GgufModel:
     rules: Sequence[Rule]
 
 
-_Read = Callable[[GgufFile, Metadata], GgufModel]
-
-
-def read_model(file: GgufFile) -> GgufModel:
-    """Raises ConfigError for an architecture that is not supported, and for a key or tensor that is
-    missing or wrong."""
-    parts = file.metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise ConfigError(
-            f"{file.path} is one of {parts} parts of a model; join them with "
-            "`llama-gguf-split --merge`"
-        )
-    metadata = Metadata(file)
-    architecture = metadata.architecture
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
-        raise ConfigError(
-            f"{file.path}: architecture {architecture!r} is not supported; supported: {known}"
-        )
-    return _ARCHITECTURES[architecture](file, metadata)
-
-
-def _describe(
-    file: GgufFile, metadata: Metadata, model_class: str, rules: Sequence[Rule], **others: Any
+def describe(
+    file: GgufFile,
+    metadata: Metadata,
+    model_class: str,
+    rules: Sequence[Rule],
+    *,
+    head_dim: int | None = None,
+    **others: Any,
 ) -> GgufModel:
-    """What all architectures say, and `others`."""
+    """What all architectures say, and `others`. `head_dim`: where it is another than that of keys
+    and values. Raises ConfigError."""
     heads = metadata.size("attention.head_count")
     hidden = metadata.size("embedding_length")
-    head_dim = metadata.size("attention.key_length", hidden // heads)
-    if metadata.size("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(f"{file.path}: values of another size than keys are not supported")
+    if head_dim is None:
+        head_dim = metadata.size("attention.key_length", hidden // heads)
+        if metadata.size("attention.value_length", head_dim) != head_dim:
+            raise ConfigError(f"{file.path}: values of another size than keys are not supported")
     rows = _vocabulary(file, hidden)
     config: dict[str, Any] = {
         "architectures": [model_class],
@@ -86,7 +75,7 @@ def _describe(
         "dtype": _dtype(file),
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "partial_rotary_factor": metadata.size("rope.dimension_count", head_dim) / head_dim,
-        "rope_scaling": _rope_scaling(file, metadata),
+        "rope_scaling": rope_scaling(file, metadata),
         "eos_token_id": _end_ids(file),
         "quantization_config": _quantization(file),
         **others,
@@ -132,9 +121,9 @@ def _quantization(file: GgufFile) -> dict[str, Any] | None:
     return {"quant_method": "gguf", "types": types} if types else None
 
 
-def _rope_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
+def rope_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
     """How the frequencies of RoPE are scaled: by a tensor that divides each (Llama 3.1), or by a
-    rule that the metadata names."""
+    rule that the metadata names. Raises ConfigError."""
     if _LLAMA3_FACTORS in file.tensors:
         metadata.ignore("rope.scaling.type", "rope.scaling.factor")
         return _divided(file, _LLAMA3_FACTORS, metadata.size("context_length"))
@@ -154,7 +143,7 @@ def _rope_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
 
 
 def _divided(file: GgufFile, name: str, context: int) -> dict[str, Any]:
-    factors = _vector(file, name)
+    factors = vector(file, name)
     return {
         "rope_type": "longrope",
         "short_factor": factors,
@@ -164,7 +153,7 @@ def _divided(file: GgufFile, name: str, context: int) -> dict[str, Any]:
     }
 
 
-def _vector(file: GgufFile, name: str) -> list[float]:
+def vector(file: GgufFile, name: str) -> list[float]:
     """The values of a small F32 tensor. Raises ConfigError where it is none."""
     entry = file.tensors.get(name)
     if entry is None:
@@ -182,143 +171,8 @@ def _end_ids(file: GgufFile) -> list[int]:
     kinds = file.metadata.get("tokenizer.ggml.token_type")
     if kinds is not None and len(kinds) == len(tokens):
         special = np.isin(kinds, (3, 4)).nonzero()[0].tolist()  # control and user-defined
-        found += [index for index in special if tokens[index] in _END_TEXTS]
+        texts = _END_TEXTS
+        if any(tokens[index] == _RETURN for index in special):
+            texts = texts - {_MESSAGE_END}
+        found += [index for index in special if tokens[index] in texts]
     return list(dict.fromkeys(index for index in found if isinstance(index, int)))
-
-
-def _llama(file: GgufFile, metadata: Metadata) -> GgufModel:
-    """Llama, Mistral, and, with experts, Mixtral."""
-    heads = metadata.size("attention.head_count")
-    kv_heads = metadata.size("attention.head_count_kv", heads)
-    rules = names.paired_names(heads=heads, kv_heads=kv_heads)
-    experts = {}
-    model_class = "LlamaForCausalLM"
-    if metadata.number("expert_count", 0) > 0:
-        model_class = "MixtralForCausalLM"
-        experts = {
-            "num_local_experts": metadata.size("expert_count"),
-            "num_experts_per_tok": metadata.size("expert_used_count"),
-        }
-    metadata.ignore("expert_count", "expert_used_count")
-    return _describe(file, metadata, model_class, rules, **experts)
-
-
-def _smollm3(file: GgufFile, metadata: Metadata) -> GgufModel:
-    heads = metadata.size("attention.head_count")
-    kv_heads = metadata.size("attention.head_count_kv", heads)
-    rules = names.paired_names(heads=heads, kv_heads=kv_heads)
-    return _describe(file, metadata, "SmolLM3ForCausalLM", rules)
-
-
-def _granite(file: GgufFile, metadata: Metadata) -> GgufModel:
-    heads = metadata.size("attention.head_count")
-    head_dim = metadata.size("embedding_length") // heads
-    kv_heads = metadata.size("attention.head_count_kv", heads)
-    return _describe(
-        file,
-        metadata,
-        "GraniteForCausalLM",
-        names.paired_names(heads=heads, kv_heads=kv_heads),
-        embedding_multiplier=metadata.number("embedding_scale", 1.0),
-        residual_multiplier=metadata.number("residual_scale", 1.0),
-        logits_scaling=metadata.number("logit_scale", 1.0),
-        attention_multiplier=metadata.number("attention.scale", head_dim**-0.5),
-    )
-
-
-def _qwen(model_class: str) -> _Read:
-    def read(file: GgufFile, metadata: Metadata) -> GgufModel:
-        return _describe(file, metadata, model_class, names.pre_norm_names())
-
-    return read
-
-
-def _qwen_moe(model_class: str, *, renormalize: bool) -> _Read:
-    def read(file: GgufFile, metadata: Metadata) -> GgufModel:
-        experts: dict[str, Any] = {
-            "num_experts": metadata.size("expert_count"),
-            "num_experts_per_tok": metadata.size("expert_used_count"),
-            "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
-            "norm_topk_prob": renormalize,
-        }
-        shared = "expert_shared_feed_forward_length"
-        if metadata.has(shared):
-            experts["shared_expert_intermediate_size"] = metadata.size(shared)
-        return _describe(file, metadata, model_class, names.pre_norm_names(), **experts)
-
-    return read
-
-
-def _gemma2(file: GgufFile, metadata: Metadata) -> GgufModel:
-    return _describe(
-        file,
-        metadata,
-        "Gemma2ForCausalLM",
-        names.gemma_names(),
-        sliding_window=metadata.size("attention.sliding_window"),
-        attn_logit_softcapping=metadata.number("attn_logit_softcapping", 50.0),
-        final_logit_softcapping=metadata.number("final_logit_softcapping", 30.0),
-        query_pre_attn_scalar=_query_scalar(metadata, layers_of_27b=46),
-    )
-
-
-def _gemma3(file: GgufFile, metadata: Metadata) -> GgufModel:
-    others: dict[str, Any] = {}
-    if metadata.has("final_logit_softcapping"):
-        others["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
-    return _describe(
-        file,
-        metadata,
-        "Gemma3ForCausalLM",
-        names.gemma_names(),
-        sliding_window=metadata.size("attention.sliding_window"),
-        rope_local_base_freq=metadata.number("rope.freq_base_swa", 10000.0),
-        query_pre_attn_scalar=_query_scalar(metadata, layers_of_27b=62),
-        **others,
-    )
-
-
-def _query_scalar(metadata: Metadata, *, layers_of_27b: int) -> int:
-    """What queries are divided by the root of, which files do not say: the size of a head, and in
-    the largest model of a generation the embedding's share of one."""
-    heads = metadata.size("attention.head_count")
-    share = metadata.size("embedding_length") // heads
-    if metadata.size("block_count") == layers_of_27b:
-        return share
-    return metadata.size("attention.key_length", share)
-
-
-def _phi3(file: GgufFile, metadata: Metadata) -> GgufModel:
-    others: dict[str, Any] = {}
-    if "rope_factors_long.weight" in file.tensors:
-        original = metadata.size("rope.scaling.original_context_length")
-        others["original_max_position_embeddings"] = original
-        others["rope_scaling"] = {
-            "rope_type": "longrope",
-            "short_factor": _vector(file, "rope_factors_short.weight"),
-            "long_factor": _vector(file, "rope_factors_long.weight"),
-            "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0),
-            "original_max_position_embeddings": original,
-        }
-    if metadata.has("attention.sliding_window"):
-        others["sliding_window"] = metadata.size("attention.sliding_window")
-    return _describe(file, metadata, "Phi3ForCausalLM", names.fused_names(), **others)
-
-
-def _olmo2(file: GgufFile, metadata: Metadata) -> GgufModel:
-    return _describe(file, metadata, "Olmo2ForCausalLM", names.post_norm_names())
-
-
-_ARCHITECTURES: Mapping[str, _Read] = {  # by general.architecture
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "granite": _granite,
-    "llama": _llama,
-    "olmo2": _olmo2,
-    "phi3": _phi3,
-    "qwen2": _qwen("Qwen2ForCausalLM"),
-    "qwen2moe": _qwen_moe("Qwen2MoeForCausalLM", renormalize=False),
-    "qwen3": _qwen("Qwen3ForCausalLM"),
-    "qwen3moe": _qwen_moe("Qwen3MoeForCausalLM", renormalize=True),
-    "smollm3": _smollm3,
-}

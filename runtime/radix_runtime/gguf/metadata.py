@@ -31,6 +31,32 @@ class Metadata:
             raise self._wrong(name, value, "a positive integer")
         return value
 
+    def count(self, name: str, default: int) -> int:
+        """An integer of 0 or more, `default` where there is none. Raises ConfigError."""
+        value = self._find(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(name, value, "an integer of 0 or more")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean, `default` where there is none. Raises ConfigError."""
+        value = self._find(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "a boolean")
+        return value
+
+    def flags(self, name: str, count: int) -> list[bool]:
+        """`count` booleans. Raises ConfigError."""
+        value = self._find(name)
+        is_array = isinstance(value, np.ndarray) and value.dtype == bool
+        if not is_array or len(value) != count:
+            raise self._wrong(name, value, f"an array of {count} booleans")
+        return [bool(each) for each in value]
+
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number; None for `default`: there must be one. Raises ConfigError."""
         value = self._find(name)

@@ -31,6 +31,41 @@ class SplitPairs(TensorView):
         return rows[ranges[0].start - first * size : ranges[0].stop - first * size]
 
 
+class JoinedHeads(TensorView):
+    """The product from latent values to the keys and values of heads, `kv_b_proj`, [H * (K + V),
+    L]. The file has it in two: `keys` [H, L, K], for queries that go into the space of latent
+    values, and `values` [H, V, L]."""
+
+    def __init__(self, keys: TensorSource, values: TensorSource) -> None:
+        super().__init__(keys)
+        self._values = values
+        heads, latent, key_dim = keys.get_shape()
+        same_heads, value_dim, same_latent = values.get_shape()
+        if (same_heads, same_latent) != (heads, latent):
+            raise ValueError(
+                f"has shape {keys.get_shape()}, which does not fit that of attn_v_b, "
+                f"{values.get_shape()}"
+            )
+        self._shape = [heads * (key_dim + value_dim), latent]
+        self._key_dim = key_dim
+        self._head_rows = key_dim + value_dim
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def read(self, ranges: list[slice]) -> Any:
+        rows, columns = ranges
+        first = rows.start // self._head_rows
+        heads = slice(first, -(-rows.stop // self._head_rows))
+        keys = self._source[heads, columns]
+        values = self._values[heads, :, columns]
+        whole = values.new_empty(len(values), self._head_rows, values.shape[2])
+        whole[:, : self._key_dim] = keys.transpose(1, 2)
+        whole[:, self._key_dim :] = values
+        before = first * self._head_rows
+        return whole.flatten(0, 1)[rows.start - before : rows.stop - before]
+
+
 class Shifted(TensorView):
     """Every element and `by`."""
 

@@ -21,7 +21,8 @@ from .norm import AllHeadsRMSNorm, HeadNormWeight
 
 class Attention(Layer, Fusible):
     """Multi-head attention with grouped KV heads over the paged cache. `rotary`: float32
-    [max_positions, rotary_dim], shared by layers of the same RoPE (rotary.py)."""
+    [max_positions, rotary_dim], shared by layers of the same RoPE (rotary.py). `query_scales`: what
+    queries are multiplied by at each position, float32 [max_positions], or None."""
 
     fusible = True
 
@@ -64,10 +65,9 @@ class Attention(Layer, Fusible):
             window=spec.window,
             softcap=spec.softcap,
         )
-        self._query_scales: torch.Tensor | None = None
+        self.query_scales: torch.Tensor | None = None
         if spec.position_scale is not None:
-            self._query_scales = _query_scales(ctx, spec.position_scale)
-        self.scales_queries = spec.position_scale is not None
+            self.query_scales = _query_scales(ctx, spec.position_scale)
         sinks = meta_parameter(self.spec.num_heads, dtype=torch.float32)
         self.sinks = sinks if spec.sinks else None
         self.k_scale = self._kv_scale(ctx, "k_scale")
@@ -168,14 +168,15 @@ class Attention(Layer, Fusible):
             k_scale=pool.k_scale.get(spec.layer_id),
             v_scale=pool.v_scale.get(spec.layer_id),
         )
-        if self._query_scales is not None:
-            q.mul_(self._query_scales[batch.positions].to(q.dtype))
+        if self.query_scales is not None:
+            q.mul_(self.query_scales[batch.positions, None, None])
         out = self._backend.forward(spec, q, batch, torch.empty_like(q))
         return out.flatten(1).to(hidden.dtype)
 
 
 def _query_scales(ctx: BuildContext, scale: PositionScale) -> torch.Tensor:
-    """The factor of queries at each position, float32 [max_positions, 1, 1]."""
+    """The factor of queries at each position, float32 [max_positions], rounded to the type that the
+    model computes in."""
     positions = torch.arange(ctx.max_positions, dtype=torch.float64, device=ctx.device)
     periods = (positions / scale.period).floor()
-    return (1 + scale.beta * periods.log1p()).float()[:, None, None]
+    return (1 + scale.beta * periods.log1p()).to(ctx.dtype).float()

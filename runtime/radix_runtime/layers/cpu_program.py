@@ -60,8 +60,6 @@ class _Program:
     def _attend_heads(self, layer: Any, pool: KVPool) -> None:
         attention = layer.self_attn
         _require_fusible(attention, Attention)
-        if attention.scales_queries:
-            raise NotImplementedError("scores are scaled by position")
         spec = attention.spec
         cache = _cache(pool, spec.layer_id, self._dtype)
         x = self._normed(layer.input_layernorm)
@@ -88,6 +86,8 @@ class _Program:
                 is_neox=not attention.interleaved,
             )
         )
+        if attention.query_scales is not None:
+            self._ops.append(ops.ScaleOp(x=q, factors=attention.query_scales))
         attended = self._buffer("attended", q.count)
         self._ops.append(
             ops.AttentionOp(
@@ -100,7 +100,7 @@ class _Program:
                 window_left=-1 if spec.window is None else spec.window - 1,
             )
         )
-        self._add_product(attended, attention.o_proj, layer.post_self_attn_layernorm)
+        self._add_product(attended, attention.o_proj, layer, layer.post_self_attn_layernorm)
 
     def _attend_latents(self, layer: Any, pool: KVPool) -> None:
         """The absorbed form, which decode entries take."""
@@ -138,7 +138,7 @@ class _Program:
         self._ops.append(attend)
         attended = self._buffer("attended", heads * spec.value_dim)
         self._head_products(_heads(seen, heads), attention.values, attended)
-        self._add_product(attended, attention.o_proj, layer.post_self_attn_layernorm)
+        self._add_product(attended, attention.o_proj, layer, layer.post_self_attn_layernorm)
 
     def _latent_queries(self, x: ops.Columns, attention: Any) -> ops.Columns:
         last = attention.q_proj if attention.spec.query_latent_dim is None else attention.q_b_proj
@@ -163,10 +163,10 @@ class _Program:
         block = layer.mlp
         x = self._normed(layer.post_attention_layernorm)
         if isinstance(block, SparseMoe):
-            self._add(self._mixture(x, block), layer.post_mlp_layernorm)
+            self._add(self._mixture(x, block), layer, layer.post_mlp_layernorm)
             return
         gated = self._gated(x, block)
-        self._add_product(gated, block.down_proj, layer.post_mlp_layernorm)
+        self._add_product(gated, block.down_proj, layer, layer.post_mlp_layernorm)
 
     def norm(self, x: ops.Columns, module: Any, out: ops.Columns) -> None:
         """out = the norm of x."""
@@ -262,21 +262,23 @@ class _Program:
         self._ops.append(ops.RouteOp(logits=logits, weights=weights, ids=ids, **settings))
         return weights, ids
 
-    def _add_product(self, x: ops.Columns, linear: Any, out_norm: Any) -> None:
-        """residual += the product of x, normed where there is a norm."""
-        if out_norm is None:
+    def _add_product(self, x: ops.Columns, linear: Any, layer: Any, out_norm: Any) -> None:
+        """residual += the product of x, normed where there is a norm, times the layer's
+        multiplier."""
+        if out_norm is None and layer.residual_multiplier == 1:
             self._linear(x, linear, self.residual, residual=self.residual)
             return
         out = self._buffer("out", self._size)
         self._linear(x, linear, out)
-        self._add(out, out_norm)
+        self._add(out, layer, out_norm)
 
-    def _add(self, out: ops.Columns, out_norm: Any) -> None:
-        """residual += out, normed where there is a norm."""
+    def _add(self, out: ops.Columns, layer: Any, out_norm: Any) -> None:
+        """residual += out, normed where there is a norm, times the layer's multiplier."""
         if out_norm is not None:
             _require_fusible(out_norm, RMSNorm)
             self.norm(out, out_norm, out)
-        self._ops.append(ops.AddOp(self.residual.buffer, out.buffer))
+        factor = layer.residual_multiplier
+        self._ops.append(ops.AddOp(to=self.residual.buffer, x=out.buffer, factor=factor))
 
 
 def _router(gate: Any) -> dict[str, Any]:

@@ -106,7 +106,8 @@ def _settings(layer: Any) -> tuple[Any, ...]:
     _require(layer.post_mlp_layernorm is None, "the MLP's result is normed")
     _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
     _require(not attention.norms_all_heads, "all heads are normed together")
-    _require(not attention.scales_queries, "scores are scaled by position")
+    _require(attention.query_scales is None, "scores are scaled by position")
+    _require(layer.residual_multiplier == 1, "what is added to the residual is multiplied")
     spec = attention.spec
     extras = (spec.window, spec.softcap, spec.sinks)
     _require(extras == (None, None, None), "attention has a window, a soft cap or sinks")

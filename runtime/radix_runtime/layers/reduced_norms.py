@@ -55,7 +55,7 @@ class ReducedNorms:
 def _is_reducible(layer: Any) -> bool:
     """Whether a layer is nothing but norm, mixer, norm and feed-forward, each of which can leave
     its sum over the ranks to others."""
-    if not _is_plain(layer, Fusible):
+    if not _is_plain(layer, Fusible) or layer.residual_multiplier != 1:
         return False
     if layer.post_self_attn_layernorm is not None or layer.post_mlp_layernorm is not None:
         return False

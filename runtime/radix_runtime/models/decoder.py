@@ -55,10 +55,9 @@ class DecoderLayer(Fusible):
         feed_forward = layer.feed_forward
         self.mlp = FEED_FORWARDS[type(feed_forward)](ctx.at("mlp"), hidden, feed_forward)
         self.post_mlp_layernorm = _optional_norm(ctx, layer.post_norm, hidden)
-        self._residual_multiplier = layer.residual_multiplier
+        self.residual_multiplier = layer.residual_multiplier
         self._adds_in_products = layer.post_norm is None and layer.residual_multiplier == 1
-        if layer.residual_multiplier != 1:
-            self.fusible = False
+        self._multiplier = torch.full((1,), layer.residual_multiplier, device=ctx.device)
 
     def forward(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """residual [T, hidden_size] -> the same with this layer's sums; its memory may become the
@@ -72,7 +71,9 @@ class DecoderLayer(Fusible):
         return self._add(residual, _normed(self.post_mlp_layernorm, out))
 
     def _add(self, residual: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return residual.add_(out, alpha=self._residual_multiplier)
+        if self.residual_multiplier == 1:
+            return residual.add_(out)
+        return residual.add_(out * self._multiplier)  # in float32, so that the sum is rounded once
 
 
 def _optional_norm(ctx: BuildContext, spec: Norm | None, size: int) -> RMSNorm | LayerNorm | None:

@@ -257,8 +257,7 @@ class _Checkpoint:
         for path, expected in checkpoint_files(self._folder).items():
             with open_checkpoint_file(path, expected, framework="pt") as file:
                 for key in file.keys():
-                    if not _is_surplus(key, self._is_tied):
-                        yield from self._renamed(path, key, cast(Any, file.get_slice(key)))
+                    yield from self._renamed(path, key, cast(Any, file.get_slice(key)))
 
     def _renamed(self, path: Path, key: str, source: TensorSource) -> Iterator[_Tensor]:
         stored = source.get_shape()
@@ -267,7 +266,7 @@ class _Checkpoint:
             self._rules, [(key, source)], fail=lambda _, error: whole.unusable(error)
         )
         for name, view in found:
-            if self._is_here(name):
+            if self._is_here(name) and not _is_surplus(name, self._is_tied):
                 yield whole._replace(name=name, source=view)
 
     def _is_here(self, name: str) -> bool:
@@ -359,7 +358,7 @@ def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
         param.layer.finalize(param.name)
 
 
-def _is_surplus(key: str, is_tied: bool) -> bool:
+def _is_surplus(name: str, is_tied: bool) -> bool:
     """What files carry beyond the model: RoPE frequencies, which follow from the config, and the
     head of a model whose head is its embedding."""
-    return key.endswith(".rotary_emb.inv_freq") or (is_tied and key == "lm_head.weight")
+    return name.endswith(".rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")

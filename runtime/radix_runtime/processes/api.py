@@ -40,7 +40,7 @@ async def _serve(child: Child) -> None:
     receiver, sender = child.connect()
     link = AsyncLink(receiver, sender)
     model = ModelConfig.from_dir(model_dir, args.json_model_override_args)
-    tokenizer = served_tokenizer(args)
+    tokenizer = served_tokenizer(args, model.vocab_size)
     grammars = Grammars(
         args,
         tokenizer,

@@ -23,6 +23,8 @@ from .fp8_products import (
 from .names import is_listed
 from .storage import WidenedMethod
 
+_FORMATS = ("e4m3", "float8_e4m3fn")  # two names of one
+
 
 class Fp8Settings(msgspec.Struct, kw_only=True, frozen=True):
     """The keys of a `quantization_config` of method fp8."""
@@ -46,7 +48,7 @@ class Fp8Config(QuantizationConfig):
     @classmethod
     def from_checkpoint(cls, raw: Mapping[str, Any], target: Target) -> QuantizationConfig:
         settings = read_settings(raw, Fp8Settings)
-        if settings.fmt != "e4m3":
+        if settings.fmt not in _FORMATS:
             raise ConfigError(f"quantization_config: fmt {settings.fmt!r} is not supported: e4m3")
         if settings.activation_scheme not in ("dynamic", "static"):
             scheme = settings.activation_scheme

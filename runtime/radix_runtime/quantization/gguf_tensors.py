@@ -7,18 +7,42 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..errors import ConfigError
 from ..families.tensor_views import TensorSource, TensorView
 from ..gguf import GgufFile, TensorEntry
+from ..gguf.views import JoinedHeads
 
 _PIECE = 1 << 22  # elements that are worked on at a time
+_KEY_PART = ".attn_k_b.weight"
+_VALUE_PART = ".attn_v_b.weight"
+_WHOLE = ".attn_kv_b.weight"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def gguf_tensors(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, TensorSource]]:
-    """The file's tensors by its names; quantized ones are widened to `dtype` where they are
-    read."""
+    """The file's tensors by its names; quantized ones are widened to `dtype` where they are read.
+    The two parts of latent attention's `attn_kv_b` come as one, under that name. Raises
+    ConfigError where they do not belong together."""
     for name, entry in file.tensors.items():
-        yield name, GgufTensor(file, entry=entry, dtype=dtype)
+        tensor = GgufTensor(file, entry=entry, dtype=dtype)
+        if name.endswith(_KEY_PART):
+            whole = name.removesuffix(_KEY_PART) + _WHOLE
+            yield whole, _joined(file, name, keys=tensor, dtype=dtype)
+        elif not name.endswith(_VALUE_PART):
+            yield name, tensor
+
+
+def _joined(file: GgufFile, name: str, *, keys: TensorSource, dtype: torch.dtype) -> TensorSource:
+    other = name.removesuffix(_KEY_PART) + _VALUE_PART
+    if other not in file.tensors:
+        raise ConfigError(f"{file.path}: tensor {other!r} is missing")
+    values = GgufTensor(file, entry=file.tensors[other], dtype=dtype)
+    if len(keys.get_shape()) != 3 or len(values.get_shape()) != 3:
+        raise ConfigError(f"{file.path}: {name} and {other} must have three dimensions")
+    try:
+        return JoinedHeads(keys, values)
+    except ValueError as error:
+        raise ConfigError(f"{file.path}: {name} {error}") from None
 
 
 class GgufTensor(TensorView):

@@ -13,6 +13,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, refusal
+from ..gguf import is_gguf
 from ..hub import model_json
 
 Messages = Sequence[Mapping[str, Any]]
@@ -185,10 +186,11 @@ def _strftime_now(form: str) -> str:
 
 class TemplateSources(NamedTuple):
     """The sources of a model's chat template, and of its second one for conversations with tools;
-    None where there is none."""
+    None where there is none. `file`: where they stand."""
 
     default: str | None
     tool_use: str | None = None
+    file: Path | None = None
 
 
 def find_templates(
@@ -198,21 +200,26 @@ def find_templates(
     additional_chat_templates/tool_use.jinja, tokenizer_config.json and chat_template.json, in this
     order. Raises ConfigError if a file cannot be read."""
     if override:
-        return TemplateSources(_read(Path(override).expanduser()))
+        file = Path(override).expanduser()
+        return TemplateSources(default=_read(file), file=file)
     file = directory / "chat_template.jinja"
     if file.is_file():
         second = directory / "additional_chat_templates" / "tool_use.jinja"
-        return TemplateSources(_read(file), _read(second) if second.is_file() else None)
+        tool_use = _read(second) if second.is_file() else None
+        return TemplateSources(default=_read(file), tool_use=tool_use, file=file)
     found = tokenizer_config.get("chat_template")
+    file = directory if is_gguf(directory) else directory / "tokenizer_config.json"
     if not found:
-        found = model_json(directory, "chat_template.json").get("chat_template")
+        file = directory / "chat_template.json"
+        found = model_json(directory, file.name).get("chat_template")
     named = {"default": found}
     if isinstance(found, list):  # several templates, each with a name
         named = {entry.get("name"): entry.get("template") for entry in found}
     default, tool_use = (named.get(name) for name in ("default", "tool_use"))
     return TemplateSources(
-        default if isinstance(default, str) else None,
-        tool_use if isinstance(tool_use, str) else None,
+        default=default if isinstance(default, str) else None,
+        tool_use=tool_use if isinstance(tool_use, str) else None,
+        file=file,
     )
 
 
@@ -220,4 +227,4 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the chat template: {error}") from error
+        raise ConfigError(f"{file}: cannot read the chat template: {error}") from error

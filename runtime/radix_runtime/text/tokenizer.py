@@ -1,6 +1,7 @@
 """Tokenizer: text to token ids and back, over the `tokenizers` library."""
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,6 +18,8 @@ from ..hub import read_json
 from .chat_template import ChatTemplate, Messages, TemplateSources, find_templates
 from .gguf_tokenizer import gguf_tokenizer
 from .segments import SegmentedEncoder
+
+logger = logging.getLogger(__name__)
 
 _PROMPT_END = 64  # characters of a prompt that tell how its answer begins
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's byte fallback
@@ -36,9 +39,10 @@ class Tokenizer:
     """Text to ids and back, over a backend of the `tokenizers` library; thread-safe.
 
     `config` is the content of tokenizer_config.json, `templates` are Jinja sources. `vocab_size`
-    counts added tokens; the model's embedding may have more rows. `special_ids` are the special
-    tokens that `decode` leaves out, `bos_token_id` and `eos_token_id` None where there is none.
-    `changes_length`: a normalizer may shorten a text before it is cut into tokens.
+    counts added tokens, `base_size` does not; the model's embedding may have more rows.
+    `special_ids` are the special tokens that `decode` leaves out, `bos_token_id` and `eos_token_id`
+    None where there is none. `changes_length`: a normalizer may shorten a text before it is cut
+    into tokens.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Tokenizer:
         self._backend = backend
         self.changes_length = backend.normalizer is not None
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.base_size = backend.get_vocab_size(with_added_tokens=False)
         self.bos_token_id = backend.token_to_id(special.get("bos_token", ""))
         self.eos_token_id = backend.token_to_id(special.get("eos_token", ""))
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -111,6 +116,11 @@ class Tokenizer:
     def apply_chat_template(self, messages: Messages, **options: Any) -> list[int]:
         """The prompt of a conversation as token ids; options and errors of `render_chat`."""
         return self.encode_chat(self.render_chat(messages, **options)).ids
+
+    def added_beyond(self, vocab_size: int) -> list[str]:
+        """The added tokens whose ids a model with `vocab_size` ids does not have."""
+        added = self._backend.get_added_tokens_decoder()
+        return [token.content for index, token in sorted(added.items()) if index >= vocab_size]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token by its name, None if there is none."""
@@ -184,18 +194,44 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
             **read_json(directory / "special_tokens_map.json"),
             **read_json(directory / "tokenizer_config.json"),
         }
-    return Tokenizer(
-        backend,
-        config=config,
-        templates=find_templates(directory, config, override=chat_template),
-    )
+    templates = find_templates(directory, config, override=chat_template)
+    try:
+        return Tokenizer(backend, config=config, templates=templates)
+    except ConfigError as error:  # of a template that does not parse
+        raise ConfigError(f"{templates.file}: {error}") from error
 
 
-def served_tokenizer(args: ServerArgs) -> Tokenizer | None:
-    """The tokenizer of the settings; None with --skip-tokenizer-init. Raises ConfigError."""
+def served_tokenizer(args: ServerArgs, vocab_size: int | None = None) -> Tokenizer | None:
+    """The tokenizer of the settings; None with --skip-tokenizer-init. `vocab_size`: of the model
+    that it is checked against. Raises ConfigError."""
     if args.skip_tokenizer_init:
         return None
-    return load_tokenizer(args.tokenizer_path or args.model_path or "", args.chat_template)
+    path = args.tokenizer_path or args.model_path or ""
+    tokenizer = load_tokenizer(path, args.chat_template)
+    if vocab_size is not None:
+        check_vocabulary(tokenizer, path, vocab_size)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, path: Path | str, vocab_size: int) -> None:
+    """Raises ConfigError where the tokenizer of `path` is that of a model with more ids than
+    `vocab_size`. Single tokens that were added to it beyond the model's ids are told in the log:
+    published models have them (Gemma 3 of 1B has one for images), and texts with them are
+    refused."""
+    if tokenizer.base_size > vocab_size:
+        raise ConfigError(
+            f"{path}: the tokenizer has {tokenizer.base_size} tokens, the model {vocab_size}: they "
+            "do not belong together"
+        )
+    beyond = tokenizer.added_beyond(vocab_size)
+    if beyond:
+        logger.warning(
+            "%s: %d tokens are beyond the %d ids of the model, which refuses texts with them: %s",
+            path,
+            len(beyond),
+            vocab_size,
+            ", ".join(beyond[:3]),
+        )
 
 
 def _load_backend(directory: Path) -> tokenizers.Tokenizer:

@@ -1,4 +1,4 @@
-// Sums of two tensors, in float32. Bound by bytes.
+// Sums of two tensors and products with a number, in float32. Bound by bytes.
 #include "cpu/decoder/decoder.h"
 #include "cpu/simd.h"
 
@@ -36,8 +36,23 @@ void add_scaled(DType dtype, void* to, const void* x, float scale, int64_t n) {
   });
 }
 
+void scale(DType dtype, void* x, float factor, int64_t n) {
+  constexpr int W = Vec::width;
+  const Vec by = set1(factor);
+  dispatch_float(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    T* const values = static_cast<T*>(x);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(values + i, load(values + i) * by);
+    if (i < n) {
+      const int tail = static_cast<int>(n - i);
+      store(values + i, load(values + i, tail) * by, tail);
+    }
+  });
+}
+
 }  // namespace
 
-const DecoderKernels decoder_table = {add, add_scaled};
+const DecoderKernels decoder_table = {add, add_scaled, scale};
 
 }  // namespace radix::cpu::RK_ISA

@@ -23,6 +23,7 @@ void with_record(const rk_decoder_op& op, const Fn& fn) {
     case RK_OP_EXPERTS: return fn(*static_cast<const rk_experts_op*>(op.record));
     case RK_OP_LATENT_STORE: return fn(*static_cast<const rk_latent_store_op*>(op.record));
     case RK_OP_LATENT_ATTENTION: return fn(*static_cast<const rk_latent_attention_op*>(op.record));
+    case RK_OP_SCALE: return fn(*static_cast<const rk_scale_op*>(op.record));
   }
   fail(RK_INVALID, "decoder: an op has kind %d", static_cast<int>(op.kind));
 }

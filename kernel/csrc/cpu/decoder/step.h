@@ -123,6 +123,7 @@ void run(const Step& step, const rk_rope_store_op& op);
 void run(const Step& step, const rk_attention_op& op);
 void run(const Step& step, const rk_gated_activation_op& op);
 void run(const Step& step, const rk_add_op& op);
+void run(const Step& step, const rk_scale_op& op);
 void run(const Step& step, const rk_route_op& op);
 void run(const Step& step, const rk_experts_op& op);
 void run(const Step& step, const rk_latent_store_op& op);

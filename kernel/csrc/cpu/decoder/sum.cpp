@@ -27,12 +27,18 @@ void run(const Step& step, const rk_add_op& op) {
   Arg("decoder", "to of an add", &sum).dtype(kFloats).same_dtype(Arg("decoder", "x of an add", &from));
   Arg("decoder", "x of an add", &from).shape({step.tokens(), sum.shape[1]}, "columns of what it is added to");
   if (op.scale.count > 0) {
+    if (op.factor != 1.f) fail(RK_INVALID, "decoder: factor of an add is %g, expected 1 beside a scale", op.factor);
     const View scale = step.view(op.scale);
     return add_scaled(sum, from, *static_cast<const rk_tensor*>(scale));
   }
-  const auto add = decoder_kernels().add;
+  const DecoderKernels& kernels = decoder_kernels();
+  const int64_t item = element_size(sum);
   parallel_for(sum.shape[0] * sum.shape[1], kGrainElements, [&](int64_t begin, int64_t end) noexcept {
-    add(dtype_of(sum), data_ptr<void>(sum), data_ptr<void>(from), begin, end);
+    if (op.factor == 1.f)
+      kernels.add(dtype_of(sum), data_ptr<void>(sum), data_ptr<void>(from), begin, end);
+    else
+      kernels.add_scaled(dtype_of(sum), data_ptr<char>(sum) + begin * item, data_ptr<char>(from) + begin * item,
+                         op.factor, end - begin);
   });
 }
 
