@@ -175,9 +175,12 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """A tokenizer of so many tokens, each with a text of its own."""
     shutil.copy(DEMO_MODEL_DIR / "tokenizer_config.json", folder)
     tokenizer = json.loads((DEMO_MODEL_DIR / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
+    model = tokenizer["model"]
+    vocabulary = {text: number for text, number in model["vocab"].items() if number < vocab_size}
     for number in range(len(vocabulary), vocab_size):
         vocabulary[f"{_SPACE}w{number}"] = number
+    model["vocab"] = vocabulary
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in vocabulary]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
