@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -68,22 +69,31 @@ def all_built(server: masker_process.MaskServer) -> bool:
     return all(answer.is_built for answer in server._answers.values())
 
 
-def test_a_slow_grammar_comes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first mask nobody could foresee; from then on the others are there before it is."""
-    monkeypatch.setattr(masker_process, "_SLOW_SECONDS", 0.2)
+@contextmanager
+def mask_server(
+    monkeypatch: pytest.MonkeyPatch, backend: CountingBackend, grammars: list[str]
+) -> Iterator[tuple[masker_process.MaskServer, socket.socket]]:
+    """A server in this process that has built a matcher of each grammar, and the other end of its
+    connection."""
     ours, theirs = socket.socketpair()
-    backend = SlowBackend()
     monkeypatch.setattr(masker_process.grammar_backends, "get", lambda name: lambda v, n: backend)
-    rows = np.zeros((8, VOCABULARY.mask_words), np.uint32)
+    rows = np.zeros((len(grammars), VOCABULARY.mask_words), np.uint32)
     server = masker_process.MaskServer(
         theirs, hello=hello(cache_bytes=1 << 20), rows=rows, at_work=np.zeros(1, np.uint32)
     )
     with ours, theirs:
-        for job, text in enumerate(["fast", "slow", "fast"]):
+        for job, text in enumerate(grammars):
             server.handle(Open(job, Constraint("regex", text)))
-        for _ in range(3):
+        for _ in grammars:
             assert isinstance(read_frame(ours), Accepted)
         wait(lambda: all_built(server))
+        yield server, ours
+
+
+def test_a_slow_grammar_comes_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first mask nobody could foresee; from then on the others are there before it is."""
+    monkeypatch.setattr(masker_process, "_SLOW_SECONDS", 0.2)
+    with mask_server(monkeypatch, SlowBackend(), ["fast", "slow", "fast"]) as (server, ours):
         orders = []
         for _ in range(2):
             wanted = [RowFill(job=job, row=job, ids=[]) for job in (1, 0, 2)]
@@ -116,19 +126,7 @@ def test_many_masks_are_not_slow_together(monkeypatch: pytest.MonkeyPatch) -> No
     """They are computed at once, however long they take, unless one of them stands out."""
     monkeypatch.setattr(masker_process, "_SLOW_SECONDS", 0.02)
     monkeypatch.setattr(masker_process, "_USUAL_SECONDS", 0.003)
-    ours, theirs = socket.socketpair()
-    backend = SteadyBackend()
-    monkeypatch.setattr(masker_process.grammar_backends, "get", lambda name: lambda v, n: backend)
-    rows = np.zeros((64, VOCABULARY.mask_words), np.uint32)
-    server = masker_process.MaskServer(
-        theirs, hello=hello(cache_bytes=1 << 20), rows=rows, at_work=np.zeros(1, np.uint32)
-    )
-    with ours, theirs:
-        for job in range(40):
-            server.handle(Open(job, Constraint("regex", "slow" if job == 39 else "fast")))
-        for _ in range(40):
-            assert isinstance(read_frame(ours), Accepted)
-        wait(lambda: all_built(server))
+    with mask_server(monkeypatch, SteadyBackend(), [*["fast"] * 39, "slow"]) as (server, ours):
         fast = list(range(39))
         for _ in range(3):
             server.handle(Fill([RowFill(job=job, row=job, ids=[]) for job in fast]))

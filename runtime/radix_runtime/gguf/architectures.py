@@ -243,10 +243,8 @@ def _glm4moe(file: GgufFile, metadata: Metadata) -> GgufModel:
         moe_intermediate_size=metadata.size("expert_feed_forward_length"),
         num_experts_per_tok=metadata.size("expert_used_count"),
         first_k_dense_replace=metadata.count("leading_dense_block_count", 0),
-        n_group=metadata.size("expert_group_count", 1),
-        topk_group=metadata.size("expert_group_used_count", 1),
-        norm_topk_prob=metadata.flag("expert_weights_norm", True),
         routed_scaling_factor=metadata.number("expert_weights_scale", 1.0),
+        **_sigmoid_routing(metadata),
     )
 
 
