@@ -9,22 +9,12 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader, reference
+from radix_kernels import reference
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
 
-pytestmark = [
-    pytest.mark.cpu_only,
-    pytest.mark.skipif(
-        _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
-    ),
-]
+pytestmark = CPU_LIBRARY_ONLY
 
-# As for `w4a8`.
-TOLERANCE = {
-    torch.float32: (3e-6, 2e-5),
-    torch.float16: (4e-4, 5.5e-4),
-    torch.bfloat16: (3e-3, 4.2e-3),
-}
 SIZES = [(1, 34), (16, 64), (17, 32), (48, 128), (100, 8), (33, 1000), (80, 418), (15, 2)]
 FLOAT4 = torch.tensor(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64

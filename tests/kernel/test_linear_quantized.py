@@ -10,22 +10,12 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader, reference
+from radix_kernels import reference
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
 
-pytestmark = [
-    pytest.mark.cpu_only,
-    pytest.mark.skipif(
-        _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
-    ),
-]
+pytestmark = CPU_LIBRARY_ONLY
 
-# As for dense weights: float32 sums, one rounding. Integer sums add the roundings of two scales.
-TOLERANCE = {
-    torch.float32: (3e-6, 2e-5),
-    torch.float16: (4e-4, 5.5e-4),
-    torch.bfloat16: (3e-3, 4.2e-3),
-}
 SIZES = [(1, 34), (15, 30), (16, 64), (17, 34), (48, 128), (100, 8), (33, 1000), (80, 418)]
 SCALES = [torch.float32, torch.float16, torch.bfloat16]
 # (kind, group, what the elements of a group are counted from, where it differs)

@@ -10,23 +10,13 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader, reference
+from radix_kernels import reference
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
 from tests.kernel.super_blocks import KINDS, SUPER, SuperWeight, rounded_x
 
-pytestmark = [
-    pytest.mark.cpu_only,
-    pytest.mark.skipif(
-        _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
-    ),
-]
+pytestmark = CPU_LIBRARY_ONLY
 
-# Integer sums are exact: what is left are the roundings of the scales and of the result.
-TOLERANCE = {
-    torch.float32: (3e-6, 2e-5),
-    torch.float16: (4e-4, 5.5e-4),
-    torch.bfloat16: (3e-3, 4.2e-3),
-}
 SIZES = [(1, 256), (16, 512), (33, 1024), (48, 256), (100, 8), (17, 298), (80, 1830), (7, 18)]
 SCALES = [torch.float16, torch.bfloat16, torch.float32]
 FORMS = list(itertools.product(KINDS, (False, True)))
