@@ -26,10 +26,12 @@ from .ipc import AsyncLink, Sender
 
 _BEAT_SECONDS = 1.0  # between two heartbeats
 _WARM_UP_TIMEOUT = 600.0  # seconds for the first token
+_SWITCH_SECONDS = 0.0005  # that a thread which tokenizes or copies may keep the event loop waiting
 
 
 def serve(child: Child) -> None:
     """Runs until the supervisor asks this process to stop."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     uvloop.run(_serve(child))
 
 

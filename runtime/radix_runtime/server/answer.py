@@ -8,11 +8,12 @@ from ..errors import refusal
 from ..messages import Call, Generate, TextDelta, num_ids
 from ..sampling_params import Ids
 from ..text.choices import by_choice
-from .http_call import HttpCall, event, event_pieces, in_turns
+from .http_call import HttpCall, event, event_pieces
 from .labels import Label
 from .protocol import AgentBody, GenerateBody, OpenAIBody, Sampling
 from .submission import Batch, Submission
 from .tokenizer_manager import TokenizerManager
+from .turns import in_turns
 
 _SHORT = 1024  # characters of a piece that is encoded and sent at once
 MAX_LOGPROBS = 4 << 20  # in the answer of one call: 32 MiB where each is packed with its id

@@ -15,7 +15,7 @@ from ..errors import RequestError
 from ..messages import unpack_ids
 from .decode import decode_checked
 from .helper_process import HelperDied, HelperProcess
-from .json_scan import check_shape
+from .json_scan import check_shape_aside
 
 INLINE_BYTES = 256 << 10  # a body of at most so many bytes,
 INLINE_PARTS = 8192  # arrays, objects and commas is decoded on the event loop's thread
@@ -61,8 +61,10 @@ class BodyDecoder:
     ) -> tuple[B, list[str]]:
         """The body and its warnings; arguments as of `decode_body`. Raises RequestError: 400, or
         503 where the machine is too busy to decode it in time; HelperDied."""
-        if len(data) <= INLINE_BYTES and check_shape(data).parts <= INLINE_PARTS:
-            return decode_checked(kind, data, lenient, defaults)
+        if len(data) <= INLINE_BYTES:
+            shape = await check_shape_aside(data)
+            if shape.parts <= INLINE_PARTS:
+                return decode_checked(kind, data, lenient, defaults)
         job = Job(kind=kind.__name__, lenient=lenient, defaults=dict(defaults))
         loop = asyncio.get_running_loop()
         answer, packed = await loop.run_in_executor(self._turns, self._ask, job, data)

@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -20,6 +20,7 @@ from .chunk_writer import CHUNKS, ChunkWriter
 from .incoming_body import CYCLE, IncomingBody
 from .json_pieces import json_pieces, to_json
 from .tokenizer_manager import TokenizerManager
+from .turns import SLICE_BYTES, SLICE_SECONDS, in_slices
 
 _MAX_HEADER_BYTES = 64 << 10
 _MAX_HEADERS = 100
@@ -30,8 +31,6 @@ _EVENT_STREAM = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-_SLICE_SECONDS = 0.002  # that an answer is encoded without a pause
-_SLICE_BYTES = 256 << 10
 MESSAGES_PATH = "/v1/messages"  # and below it, Anthropic's API
 CLIENT_GONE = 499  # the status of a call whose client went away, as nginx has it
 
@@ -50,27 +49,6 @@ def event_pieces(values: Iterable[Any]) -> Iterator[bytes]:
         yield b"data: "
         yield from json_pieces(value)
         yield b"\n\n"
-
-
-async def in_slices(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces, joined as far as they take some milliseconds to make; after each slice the event
-    loop has its turn. The last slice may be empty."""
-    part = bytearray()
-    end = time.perf_counter() + _SLICE_SECONDS
-    for piece in pieces:
-        part += piece
-        if len(part) >= _SLICE_BYTES or time.perf_counter() >= end:
-            yield bytes(part)
-            part.clear()
-            await asyncio.sleep(0)
-            end = time.perf_counter() + _SLICE_SECONDS
-    yield bytes(part)
-
-
-async def in_turns(steps: Iterator[object]) -> None:
-    """Takes steps that together may take long; now and then the event loop has its turn."""
-    async for _ in in_slices(b"" for _ in steps):
-        pass
 
 
 _ANTHROPIC_TYPES = {
@@ -222,18 +200,18 @@ class HttpCall(Request):
         its turn. Most are a single short one."""
         parts = []
         size = 0
-        end = time.perf_counter() + _SLICE_SECONDS
+        end = time.perf_counter() + SLICE_SECONDS
         for piece in pieces:
             parts.append(piece)
             size += len(piece)
-            if size < _SLICE_BYTES and time.perf_counter() < end:
+            if size < SLICE_BYTES and time.perf_counter() < end:
                 continue
             if size:
                 await self.write(b"".join(parts))
             await asyncio.sleep(0)
             parts = []
             size = 0
-            end = time.perf_counter() + _SLICE_SECONDS
+            end = time.perf_counter() + SLICE_SECONDS
         if size:
             await self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from ..errors import RequestError
 from .body_decoder import INLINE_BYTES
-from .json_scan import check_shape
+from .json_scan import check_shape_aside
 from .pace import FREE_BYTES
 
 BODY_IDLE = 10.0  # seconds without a byte of the body
@@ -67,7 +67,7 @@ class IncomingBody:
                 raise _too_large(limit)
             if len(body) > INLINE_BYTES and not is_checked:
                 # Whatever is too much at the beginning of a body is too much of the whole.
-                check_shape(bytes(body[:INLINE_BYTES]))
+                await check_shape_aside(bytes(body[:INLINE_BYTES]))
                 is_checked = True
         return bytes(body)
 

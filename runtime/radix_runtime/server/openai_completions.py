@@ -12,20 +12,26 @@ from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
 from .protocol import OPENAI_NAMES, CompletionBody
 from .submission import new_id
+from .turns import in_turns
 
 
 async def completions(call: HttpCall, body: CompletionBody) -> None:
     """Continues each prompt. Raises RequestError."""
     manager = call.manager
     all_ids = await manager.text.encode(body.prompt, "prompt")
-    requests = []
-    for ids in all_ids:
-        request = new_request(manager, body, ids, param="prompt", names=OPENAI_NAMES)
-        if body.logprobs is not None:
-            request.return_logprob = True
-            request.top_logprobs = body.logprobs
-            request.logprob_start = 0 if body.echo else -1
-        requests.append(request)
+    requests: list[Generate] = []
+
+    def build() -> Iterator[None]:
+        for ids in all_ids:
+            request = new_request(manager, body, ids, param="prompt", names=OPENAI_NAMES)
+            if body.logprobs is not None:
+                request.return_logprob = True
+                request.top_logprobs = body.logprobs
+                request.logprob_start = 0 if body.echo else -1
+            requests.append(request)
+            yield
+
+    await in_turns(build())
     echoed = [""] * len(requests)
     if body.echo:
         echoed = _given_texts(body.prompt) or await manager.text.decode(

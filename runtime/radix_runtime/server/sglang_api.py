@@ -15,6 +15,7 @@ from .http_call import HttpCall
 from .json_pieces import GrowingRows, Rows
 from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
 from .submission import Batch, new_id
+from .turns import in_turns
 
 _NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
 
@@ -27,13 +28,18 @@ async def generate(call: HttpCall, body: GenerateBody) -> None:
     count = len(all_ids)
     samplings = _spread(body.sampling_params, count, "sampling_params")
     wanted = _wanted_logprobs(body, count)
-    requests = []
-    for ids, sampling, logprobs in zip(all_ids, samplings, wanted, strict=True):
-        if sampling is None:
-            sampling = GenerateSampling(**manager.sampling_defaults)
-        request = new_request(manager, sampling, ids, param=param, names=_NAMES)
-        logprobs.apply(request, len(ids))
-        requests.append(request)
+    requests: list[Generate] = []
+
+    def build() -> Iterator[None]:
+        for ids, sampling, logprobs in zip(all_ids, samplings, wanted, strict=True):
+            if sampling is None:
+                sampling = GenerateSampling(**manager.sampling_defaults)
+            request = new_request(manager, sampling, ids, param=param, names=_NAMES)
+            logprobs.apply(request, len(ids))
+            requests.append(request)
+            yield
+
+    await in_turns(build())
     await GenerateAnswer(call, body, requests=requests).send()
 
 

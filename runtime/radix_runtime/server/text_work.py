@@ -1,7 +1,7 @@
 """TextWork: prompts become token ids, and ids text, without holding up the event loop."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from ..sampling_params import Ids, Limits
 from ..text.tokenizer import ChatPrompt, Tokenizer
 from .chat_renderer import ChatRenderer
 from .protocol import MAX_PROMPTS
+from .turns import in_turns
 
 IDS_ONLY = "this server takes token ids only (--skip-tokenizer-init): /generate with input_ids"
 
@@ -102,9 +103,13 @@ class TextWork:
                 self._check_bytes(text, param)
             size = sum(len(text) for text in prompts)
             return await self._run(size, partial(self._encode_texts, prompts, special_tokens))
+        await in_turns(self._checked_ids(prompts, param))
+        return prompts
+
+    def _checked_ids(self, prompts: Sequence[Ids], param: str) -> Iterator[None]:
         for ids in prompts:
             self._limits.check_ids(ids, param)
-        return prompts
+            yield
 
     def _encode_texts(self, texts: Sequence[str], special_tokens: bool) -> list[Ids]:
         """Runs on another thread, which also frees the lists: a list of a million ids takes as long
