@@ -13,8 +13,10 @@ FNUZ = torch.float8_e4m3fnuz
 TOLERANCE = {torch.float32: (2e-6, 2e-5), torch.float16: (1e-3, 6e-3), torch.bfloat16: (8e-3, 5e-2)}
 # Quantised activations: here and there one falls on the other side of a border between two codes, 6
 # % apart. Over few tokens such a one does not average out: of 600 inputs of 3 tokens the largest
-# norm error was 0.026, its median 0.002.
-FP8_ACTIVATIONS = (2e-2, 0.3)
+# norm error was 0.026, its median 0.002. A kernel that rounds gate and up on the way sends more of
+# them across: one more rounding in the oracle itself gives 40 tokens 0.011 at the median of 120
+# inputs, 0.020 at most.
+FP8_ACTIVATIONS = (3e-2, 0.3)
 FP8_ACTIVATIONS_OF_FEW = (4e-2, 0.4)
 
 
