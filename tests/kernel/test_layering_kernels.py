@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # name is a module or a folder of the package.
 LAYERS = (
     ("_hip", "_loader", "_arrays", "_ops", "_choices"),
-    ("logit_edits", "_exports"),
+    ("logit_edits", "_exports", "gating"),
     ("_checks",),
     ("reference",),
     ("triton",),

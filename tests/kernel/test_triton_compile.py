@@ -60,7 +60,7 @@ def test_compiles_and_fits(target):
 @pytest.mark.parametrize("target", [*TARGETS, "sm_89"])
 def test_experts_compile_and_fit(target):
     lines = compiled(target, "triton_aot_moe")
-    assert len(lines) == {"gfx942": 30, "gfx950": 25, "sm_90": 27, "sm_89": 32}[target]
+    assert len(lines) == {"gfx942": 36, "gfx950": 31, "sm_90": 33, "sm_89": 38}[target]
     for line in lines:
         assert line["shared"] <= (TARGETS | {"sm_89": 101376})[target], line
         assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line

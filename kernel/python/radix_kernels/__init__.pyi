@@ -20,6 +20,7 @@ from .formats import unpack_gptq as unpack_gptq
 from .fp8 import fp8_format as fp8_format
 from .fp8 import native_fp8 as native_fp8
 from .fused_rope import fused_qk_norm_rope_store as fused_qk_norm_rope_store
+from .gating import ClampedSwiGlu as ClampedSwiGlu
 from .gemm import bmm_fp8 as bmm_fp8
 from .gemm import fp8_blockwise_scaled_mm as fp8_blockwise_scaled_mm
 from .gemm import fp8_scaled_mm as fp8_scaled_mm

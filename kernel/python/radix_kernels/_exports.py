@@ -9,6 +9,7 @@ from ._ops import OPS
 
 # Besides the ops: types, packing, settings.
 _OTHERS = {
+    "ClampedSwiGlu": "gating",
     "Decoder": "decoder",
     "DenseLayer": "persistent_decoder",
     "LogitEdits": "logit_edits",

@@ -8,8 +8,9 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array, torch_views
-from ._checks.moe import check_packed_experts
+from ._checks.moe import check_biases, check_packed_experts
 from ._lazy import reference
+from .gating import SILU, Activation, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
@@ -43,13 +44,25 @@ class PackedExperts:
         """Bytes held, padding included."""
         return sum(w.nbytes for w in (*self.w1, *self.w2))
 
-    def gated_product(self, expert: int, x: Array) -> Array:
-        """`silu(gate) * up` of rows x [n, H] by one expert's w1: [n, I] of x's dtype."""
-        return linear_silu_and_mul(x, self.w1[expert])
+    @property
+    def width(self) -> int:
+        """I: how wide an expert is inside."""
+        return self.w2[0].shape[1] if self.w2 else 0
 
-    def down_product(self, expert: int, x: Array) -> Array:
-        """Rows x [n, I] by one expert's w2: [n, H] of x's dtype."""
-        return linear(x, self.w2[expert])
+    def gated_product(
+        self, expert: int, x: Array, bias: Array | None = None, activation: Activation = "silu"
+    ) -> Array:
+        """The gated activation of rows x [n, H] by one expert's w1, plus bias [2 I]: [n, I] of x's
+        dtype."""
+        if bias is None and activation == "silu":
+            return linear_silu_and_mul(x, self.w1[expert])
+        both = _arrays.as_torch(linear(x, self.w1[expert], bias, out_dtype="float32"))
+        gate, up = both.chunk(2, -1)
+        return reference.gated(gate, up, activation).to(x.dtype)
+
+    def down_product(self, expert: int, x: Array, bias: Array | None = None) -> Array:
+        """Rows x [n, I] by one expert's w2, plus bias [H]: [n, H] of x's dtype."""
+        return linear(x, self.w2[expert], bias)
 
 
 def pack_experts(
@@ -84,6 +97,9 @@ def fused_experts_packed(
     topk_weights: Array,
     topk_ids: Array,
     *,
+    bias1: Array | None = None,
+    bias2: Array | None = None,
+    activation: Activation = "silu",
     expert_map: Array | None = None,
     out: Array | None = None,
 ) -> Array:
@@ -93,10 +109,10 @@ def fused_experts_packed(
 
     hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32,
     topk_ids: int32 [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map:
-    int32, an expert's local number, -1: another rank's. out: [T, H], may be hidden_states. Returns
-    out.
+    int32, an expert's local number, -1: another rank's. bias1, bias2, activation: as
+    `fused_experts` takes them. out: [T, H], may be hidden_states. Returns out.
 
-    silu(gate) * up and each expert's result are rounded to the dtype on the way, and added in
+    The gated activation and each expert's result are rounded to the dtype on the way, and added in
     float32 in the order of the columns of topk_ids: on the CPU a row's bits depend on no other row.
     Reads topk_ids on the host. Tolerance as `fused_experts` with the weights that were packed.
     Errors: TypeError (dtype), ValueError (shape).
@@ -104,13 +120,26 @@ def fused_experts_packed(
     op = "fused_experts_packed"
     x, weights, ids = torch_views(hidden_states, topk_weights, topk_ids)
     mapped, target = torch_views(expert_map, out)
+    b1, b2 = torch_views(bias1, bias2)
     check_packed_experts(op, x, weights, ids, mapped, target)
-    if experts.native is not None:
+    check_biases(op, x, b1, b2, len(experts.w1), experts.width)
+    is_plain = b1 is None and b2 is None and read_gating(op, activation).number == SILU
+    if experts.native is not None and is_plain:
         result = _arrays.empty_like(hidden_states) if out is None else out
         ids = ids.contiguous()
         size = experts.native.workspace_size(x, ids)
         workspace = _arrays.empty(hidden_states, (size,), "uint8")
         experts.native.run(x, weights.contiguous(), ids, mapped, result, workspace)
         return result
-    result = reference.fused_experts_packed(x, experts, weights, ids, expert_map=mapped, out=target)
+    result = reference.fused_experts_packed(
+        x,
+        experts,
+        weights,
+        ids,
+        bias1=b1,
+        bias2=b2,
+        activation=activation,
+        expert_map=mapped,
+        out=target,
+    )
     return result if out is None else out
