@@ -62,6 +62,7 @@ class WeightLayer(Layer):
         if bias:
             self.declare(ParamSpec(name="bias", dims=(Outputs(),), dtype=ctx.dtype))
         self._stack: WeightStack | None = None
+        self._biases: WeightStack | None = None
         self._stack_index = 0
 
     def declare(self, spec: ParamSpec) -> None:
@@ -88,6 +89,11 @@ class WeightLayer(Layer):
     def put_in(self, stack: WeightStack, index: int) -> None:
         """What the method holds will be that of layer `index` of the stack."""
         self._stack = stack
+        self._stack_index = index
+
+    def put_bias_in(self, stack: WeightStack, index: int) -> None:
+        """The bias will be that of layer `index` of the stack, under the name `bias`."""
+        self._biases = stack
         self._stack_index = index
 
     def hold(self, **values: Any) -> None:
@@ -124,6 +130,9 @@ class WeightLayer(Layer):
             super().fill_random(name, memory, generator)
 
     def finalize(self, name: str) -> None:
+        if name == "bias" and self._biases is not None and self.bias is not None:
+            place = self._biases.put(name, self._stack_index, self.bias.data)
+            self.bias = nn.Parameter(place, requires_grad=False)
         if name not in self._of_method:
             return
         self._missing.remove(name)

@@ -7,7 +7,7 @@ import torch
 
 from .. import ops
 from ..errors import ConfigError
-from .base import LinearMethod
+from .base import ExpertTerms, LinearMethod
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
 # What the CPU's wheel pads packed weights to, which narrow experts notice.
@@ -85,8 +85,19 @@ class DenseMethod(LinearMethod):
         weights: torch.Tensor,
         ids: torch.Tensor,
         expert_map: torch.Tensor | None,
+        terms: ExpertTerms,
     ) -> torch.Tensor:
-        return ops.fused_experts(x, w1["weight"], w2["weight"], weights, ids, expert_map=expert_map)
+        return ops.fused_experts(
+            x,
+            w1["weight"],
+            w2["weight"],
+            weights,
+            ids,
+            bias1=terms.bias1,
+            bias2=terms.bias2,
+            activation=terms.activation,
+            expert_map=expert_map,
+        )
 
 
 class PlainMethod(DenseMethod):
