@@ -25,11 +25,10 @@ LAYERS = (
     ("_lazy",),
     ("_dispatch",),
     (
-        "_products", "activation", "attention", "comm", "decoder", "formats", "fp8", "fused_rope",
-        "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm",
-        "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope", "sampling",
-        "sampling_shards",
-        "step", "threads",
+        "_products", "activation", "attention", "codes_layout", "comm", "decoder", "formats", "fp8",
+        "fused_rope", "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe",
+        "norm", "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope",
+        "sampling", "sampling_shards", "step", "threads", "unpacked_weight",
     ),
     ("capabilities",),
     ("",),  # the package itself

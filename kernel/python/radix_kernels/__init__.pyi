@@ -52,7 +52,6 @@ from .packed_experts import fused_experts_packed as fused_experts_packed
 from .packed_experts import pack_experts as pack_experts
 from .packed_weight import PackedWeight as PackedWeight
 from .packed_weight import pack_weight as pack_weight
-from .packed_weight import unpack_weight as unpack_weight
 from .persistent_decoder import DenseLayer as DenseLayer
 from .persistent_decoder import PersistentDecoder as PersistentDecoder
 from .quantize import per_tensor_quant_fp8 as per_tensor_quant_fp8
@@ -73,6 +72,7 @@ from .step import accept_tokens as accept_tokens
 from .step import fill_step_tensors as fill_step_tensors
 from .threads import get_num_threads as get_num_threads
 from .threads import set_num_threads as set_num_threads
+from .unpacked_weight import unpack_weight as unpack_weight
 
 __version__: str
 abi_version: int | None

@@ -30,7 +30,7 @@ _OTHERS = {
     "unpack_awq": "formats",
     "unpack_gguf": "gguf_blocks",
     "unpack_gptq": "formats",
-    "unpack_weight": "packed_weight",
+    "unpack_weight": "unpacked_weight",
 }
 
 # Public name -> the module that defines it.
