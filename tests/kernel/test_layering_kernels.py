@@ -29,6 +29,7 @@ LAYERS = (
         "fused_rope", "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe",
         "norm", "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope",
         "sampling", "sampling_shards", "step", "threads", "unpacked_weight",
+        "weight_stack",
     ),
     ("capabilities",),
     ("",),  # the package itself

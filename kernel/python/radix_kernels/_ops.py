@@ -311,7 +311,12 @@ OPS = (
     ),
     OpSpec(
         name="fused_experts_packed", module="packed_experts", dtypes=FLOATS,
-        kernels=(Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),),
+        kernels=(
+            Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),
+            Kernel(
+                name="fused_experts_codes", family="packed_experts", libraries=(), triton=True
+            ),
+        ),
         doc="moe.md", test="test_packed_experts.py", bench="packed_experts",
     ),
     OpSpec(

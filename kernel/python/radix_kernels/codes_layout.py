@@ -22,6 +22,7 @@ CODES_LAYOUT = "codes"
 GROUPS = {"int8": (0, 16, 32, 64, 128), "int4": (0, 32, 64, 128), "mxfp4": (32,)}
 
 _ALIGNMENT = 256
+_MIDDLE = 8  # what 4-bit codes without zero points and minima are counted from
 _QUANTIZED_ELEMENTS = 1 << 24  # at a time: float32 copies of them are held
 _LARGEST_POWER = 252  # as e8m0: with a larger one 6, the largest float, is no float32
 
@@ -91,6 +92,14 @@ class CodesForm:
         return offset + -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+class CodeProduct(NamedTuple):
+    """The weights of experts, parts with one dimension more, and biases [E, form.n] or None."""
+
+    parts: CodeParts
+    form: CodesForm
+    bias: Any
+
+
 def split(data: Any, form: CodesForm) -> CodeParts:
     """The parts of data, uint8 [..., form.nbytes]."""
     views: dict[str, Any] = dict.fromkeys(CodeParts._fields)
@@ -136,6 +145,20 @@ def unpack(data: Any, form: CodesForm) -> tuple[Any, Any, Any]:
     return parts.codes.clone(), parts.scales.T.contiguous(), more
 
 
+def convert(parts: CodeParts, data: Any, target: CodesForm) -> None:
+    """Into data, of another form that has zero points where this one may have none, or scales of a
+    wider dtype."""
+    new = split(data, target)
+    new.codes.copy_(parts.codes)
+    new.scales.copy_(parts.scales)
+    if new.zeros is not None and parts.zeros is None:
+        new.zeros.fill_(_MIDDLE)
+    elif new.zeros is not None:
+        new.zeros.copy_(parts.zeros)
+    if new.mins is not None:
+        new.mins.copy_(parts.mins)
+
+
 def values(parts: CodeParts, form: CodesForm, rows: Any = None) -> Any:
     """The elements of `rows` (an index [R]; None: all) in float64, [R, k]."""
     if rows is not None:
@@ -154,7 +177,7 @@ def values(parts: CodeParts, form: CodesForm, rows: Any = None) -> Any:
         codes = _floats_of(codes)
         scales = _powers_of(scales)
     elif form.kind == "int4" and parts.zeros is None and parts.mins is None:
-        codes = codes.to(torch.int8) - 8
+        codes = codes.to(torch.int8) - _MIDDLE
     mins = None if parts.mins is None else parts.mins.T
     return reference.dequantize_weight(codes, scales, zeros, form.group, mins)
 

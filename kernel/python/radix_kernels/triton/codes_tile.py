@@ -85,3 +85,37 @@ def code_scale(scales, at, in_n, KIND: tl.constexpr):
         return bits.to(tl.float32, bitcast=True)
     else:
         return tl.load(scales + at, mask=in_n, other=0).to(tl.float32)
+
+
+@triton.jit
+def added_codes(
+    acc,
+    x,
+    total,
+    codes,
+    scales,
+    zeros,
+    mins,
+    row,
+    in_n,
+    start,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    MINS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """acc with what the inputs start .. of x [M, BLOCK_K] add; total: their sums, of use to
+    minima."""
+    at = row
+    if GROUP > 0:
+        at += start // GROUP * ROWS
+    zero = code_zero(zeros, at, in_n, KIND, ZEROS, MINS)
+    w = code_tile(codes, row, in_n, zero, start, x.dtype, K, KIND, BLOCK_K)
+    part = tl.dot(x, tl.trans(w), input_precision="ieee")
+    acc += part * code_scale(scales, at, in_n, KIND)[None, :]
+    if MINS:
+        acc += total[:, None] * tl.load(mins + at, mask=in_n, other=0).to(tl.float32)[None, :]
+    return acc

@@ -11,41 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .codes_tile import code_scale, code_tile, code_zero
-
-
-@triton.jit
-def _added(
-    acc,
-    x,
-    total,
-    codes,
-    scales,
-    zeros,
-    mins,
-    row,
-    in_n,
-    start,
-    ROWS: tl.constexpr,
-    K: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZEROS: tl.constexpr,
-    MINS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """acc with what the inputs start .. of x [M, BLOCK_K] add; total: their sums, of use to
-    minima."""
-    at = row
-    if GROUP > 0:
-        at += start // GROUP * ROWS
-    zero = code_zero(zeros, at, in_n, KIND, ZEROS, MINS)
-    w = code_tile(codes, row, in_n, zero, start, x.dtype, K, KIND, BLOCK_K)
-    part = tl.dot(x, tl.trans(w), input_precision="ieee")
-    acc += part * code_scale(scales, at, in_n, KIND)[None, :]
-    if MINS:
-        acc += total[:, None] * tl.load(mins + at, mask=in_n, other=0).to(tl.float32)[None, :]
-    return acc
+from .codes_tile import added_codes
 
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
@@ -102,12 +68,12 @@ def codes_product(
         inputs = mine[:, None] & (k < K - start)[None, :]
         a = tl.load(x_at + start, mask=inputs, other=0.0)
         total = tl.sum(a.to(tl.float32), 1)
-        acc = _added(
+        acc = added_codes(
             acc, a, total, codes, scales, zeros, mins, output, in_n, start,
             ROWS, K, KIND, GROUP, ZEROS, MINS, BLOCK_K,
         )  # fmt: skip
         if GATE:
-            up = _added(
+            up = added_codes(
                 up, a, total, codes, scales, zeros, mins, second, in_n, start,
                 ROWS, K, KIND, GROUP, ZEROS, MINS, BLOCK_K,
             )  # fmt: skip

@@ -148,7 +148,7 @@ def run(
     tokens, topk = topk_ids.shape
     hidden = x.shape[1]
     fp8 = w1.dtype
-    pairs = _sort_pairs(topk_ids, w1.shape[0], expert_map, up.block_m, align)
+    pairs = sort_pairs(topk_ids, w1.shape[0], expert_map, up.block_m, align)
     activated = x.new_empty((pairs.count, w2.shape[2]))
     products = x.new_empty((pairs.count, hidden))
     # Quantised activations are widened again: the products are of the numbers that they stand for.
@@ -177,7 +177,7 @@ class _Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pairs:
+class Pairs:
     """The (token, place) pairs of a batch, sorted by expert in blocks unless they are few.
 
     order: what `moe_align_block_size` returns, None three times where the pairs are not sorted.
@@ -198,17 +198,17 @@ class _Pairs:
         return self.order[0] is None
 
 
-def _sort_pairs(
+def sort_pairs(
     topk_ids: torch.Tensor,
     experts: int,
     expert_map: torch.Tensor | None,
     block_m: int,
     align: Align,
-) -> _Pairs:
+) -> Pairs:
     named = experts if expert_map is None else expert_map.shape[0]
     count = topk_ids.numel()
     if count <= FEW_PAIRS:
-        return _Pairs(
+        return Pairs(
             topk_ids=topk_ids,
             expert_map=expert_map,
             named_experts=named,
@@ -216,7 +216,7 @@ def _sort_pairs(
             order=(None, None, None),
         )
     order = align(topk_ids, named, block_m, expert_map=expert_map)
-    return _Pairs(
+    return Pairs(
         topk_ids=topk_ids,
         expert_map=expert_map,
         named_experts=named,
@@ -229,7 +229,7 @@ def _launch_product(
     source: torch.Tensor,
     weights: _Weights,
     target: torch.Tensor,
-    pairs: _Pairs,
+    pairs: Pairs,
     tiles: Tiles,
     *,
     topk: int,

@@ -37,7 +37,7 @@ SWIGLU_CLAMPED = tl.constexpr(_SWIGLU_CLAMPED)
 
 
 @triton.jit
-def _local_expert(
+def local_expert(
     ids, expert_map, at, mask, NUM_EXPERTS: tl.constexpr, LOCALS: tl.constexpr, MAPPED: tl.constexpr
 ):
     """The expert of a pair as the weights, of LOCALS experts, number it; -1: it adds nothing
@@ -67,7 +67,7 @@ def _scaled_dot(x, w, acc, scale, SWAP: tl.constexpr, M: tl.constexpr, N: tl.con
 
 
 @triton.jit
-def _row_bias(bias, n, in_n, SWAP: tl.constexpr):
+def row_bias(bias, n, in_n, SWAP: tl.constexpr):
     """The biases of rows n of w, along the side of a sum that has those rows."""
     value = tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
     if SWAP:
@@ -77,7 +77,7 @@ def _row_bias(bias, n, in_n, SWAP: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """The gated activation of `gating`; a comparison with a NaN is false, so that it stays one."""
     if ACTIVATION == SWIGLU_CLAMPED:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
@@ -141,12 +141,12 @@ def product(
     if FEW:
         pair = program // columns
         column = program % columns
-        expert = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED)
+        expert = local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED)
         if expert < 0:
             return
         row = tl.arange(0, BLOCK_M)
         mine = (
-            _local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
+            local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
         )
         if tl.min(tl.where(mine, row, BLOCK_M), 0) < pair:
             return
@@ -217,11 +217,11 @@ def product(
         up *= factor
     if BIASED:
         bias += expert.to(tl.int64) * ROWS
-        acc += _row_bias(bias, n, in_n, SWAP)
+        acc += row_bias(bias, n, in_n, SWAP)
         if GATED:
-            up += _row_bias(bias + N, n, in_n, SWAP)
+            up += row_bias(bias + N, n, in_n, SWAP)
     if GATED:
-        acc = _gated(acc, up, ACTIVATION, ALPHA, LIMIT)
+        acc = gated(acc, up, ACTIVATION, ALPHA, LIMIT)
     if SWAP:
         acc = tl.trans(acc)
     tl.store(
@@ -254,7 +254,7 @@ def combine(
     acc = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(TOPK):
         pair = token * TOPK + place
-        here = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED) >= 0
+        here = local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED) >= 0
         value = tl.load(part + pair * HIDDEN + column, mask=inside & here, other=0.0)
         acc += tl.where(here, tl.load(weights + pair), 0.0) * value.to(tl.float32)
     tl.store(out + token * out_row + column, acc.to(out.dtype.element_ty), mask=inside)
