@@ -66,6 +66,20 @@ def test_experts_compile_and_fit(target):
         assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line
 
 
+def test_codes_compile_and_fit():
+    """Without spills on gfx, and on the matrix unit, also for the chips that have no native
+    kernel."""
+    limits = TARGETS | {"sm_80": 166912}
+    lines = _compiled("triton_aot_codes", *limits)
+    assert len(lines) == 18 * len(limits)
+    for line in lines:
+        assert line["shared"] <= limits[line["target"]], line
+        assert line["mma"] > 0 or "fp32" in line["kernel"], line
+        for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert line.get(key, 0) == 0, line
+        assert line.get("vgpr_count", 0) <= 512, line
+
+
 def test_mla_compiles_and_fits():
     """On gfx without spills; no number makes a compilation of its own."""
     lines = _compiled("triton_aot_mla", "gfx942", "gfx950", "sm_89")
