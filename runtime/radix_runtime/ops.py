@@ -97,6 +97,7 @@ from radix_kernels import (
     unpack_awq,
     unpack_gguf,
     unpack_gptq,
+    weight_kernel,
 )
 
 # The records of a `Decoder`.

@@ -12,6 +12,7 @@ from .attention import flash_attn_varlen as flash_attn_varlen
 from .attention import flash_attn_with_kvcache as flash_attn_with_kvcache
 from .attention import merge_state as merge_state
 from .capabilities import capabilities as capabilities
+from .capabilities import weight_kernel as weight_kernel
 from .comm import GpuCommunicator as GpuCommunicator
 from .comm import ShmCommunicator as ShmCommunicator
 from .decoder import Decoder as Decoder

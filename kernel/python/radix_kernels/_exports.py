@@ -31,6 +31,7 @@ _OTHERS = {
     "unpack_gguf": "gguf_blocks",
     "unpack_gptq": "formats",
     "unpack_weight": "unpacked_weight",
+    "weight_kernel": "capabilities",
 }
 
 # Public name -> the module that defines it.

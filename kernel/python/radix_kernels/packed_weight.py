@@ -19,7 +19,7 @@ from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, spli
 REFERENCE_LAYOUT = "reference"
 
 # Kinds of weights as the library numbers them.
-_KINDS = {
+KINDS = {
     "dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4, "q4_k": 5, "q5_k": 6, "q6_k": 7,
     "mxfp4": 8,
 }  # fmt: skip
@@ -132,8 +132,8 @@ def pack_weight(
     op = "pack_weight"
     if kind is None:
         kind = "dense"
-    if kind not in _KINDS:
-        raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
+    if kind not in KINDS:
+        raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(KINDS)}")
     if kind != "dense":
         numbers = _Numbers(
             scales=scales, zeros=zeros, mins=mins, sub_scales=sub_scales, sub_mins=sub_mins
@@ -305,7 +305,7 @@ def _descriptor(
     """The library's description of a packed weight; the binding takes its fields by position."""
     bind: Any = _loader.bind
     make = bind.PackedDesc
-    return make(n, k, dtype, _KINDS[kind], group, scale_dtype, zeros, mins)
+    return make(n, k, dtype, KINDS[kind], group, scale_dtype, zeros, mins)
 
 
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:

@@ -64,7 +64,8 @@ def local_experts(ctx: BuildContext, spec: Moe) -> range:
 
 class Experts(nn.ModuleDict):
     """The experts of which this rank has weights, by number. They are loaded one by one: on the CPU
-    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in].
+    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in] or,
+    packed, in [E, bytes].
 
     `needs_loop`: no kernel multiplies these experts together, and each is a few calls of its own.
     Raises ConfigError where the device cannot do that."""
@@ -89,11 +90,12 @@ class Experts(nn.ModuleDict):
         self._activation = activation_of_experts(spec.activation)
         self._packed: ops.PackedExperts | None = None
         self._stacks: tuple[WeightStack, WeightStack] | None = None
-        methods = {
-            layer.method
-            for expert in self._experts
-            for layer in (expert.gate_up_proj, expert.down_proj)
-        }
+        methods = {expert.gate_up_proj.method for expert in self._experts}
+        down_methods = {expert.down_proj.method for expert in self._experts}
+        self._packs = all(method.packs_experts for method in methods | down_methods)
+        if len(methods) == 1 and len(down_methods) == 1 and self._packs:
+            down_methods = methods  # each product is packed in its own form
+        methods |= down_methods
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in methods):
             self._stack(ctx.device, methods)
         if spec.bias:
@@ -102,8 +104,14 @@ class Experts(nn.ModuleDict):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether they are held in one tensor, [E, out, in]."""
+        """Whether those of a product are held in one tensor, [E, out, in] or, packed, [E, bytes]."""
         return self._stacks is not None
+
+    @property
+    def op(self) -> str:
+        """The op of the wheel that multiplies them."""
+        is_plain = self.is_stacked and not self._packs
+        return "fused_experts" if is_plain else "fused_experts_packed"
 
     def _stack(self, device: torch.device, methods: set[LinearMethod]) -> None:
         if self._has_terms and device.type != "cpu" and not ops.has_triton():
@@ -144,14 +152,24 @@ class Experts(nn.ModuleDict):
         if not self._experts:  # more ranks than experts
             return torch.zeros_like(x)
         expert_map = self._expert_map
-        if self._stacks is not None:
+        if self._stacks is not None and not self._packs:
             w1, w2 = self._stacks
             method = self._experts[0].down_proj.method
             tensors = (w1.tensors, w2.tensors)
             return method.fused_experts(x, *tensors, weights, ids, expert_map, self.terms())
         packed = self.packed()
         if packed is not None:
-            return ops.fused_experts_packed(x, packed, weights, ids, expert_map=expert_map)
+            terms = self.terms()
+            return ops.fused_experts_packed(
+                x,
+                packed,
+                weights,
+                ids,
+                bias1=terms.bias1,
+                bias2=terms.bias2,
+                activation=terms.activation,
+                expert_map=expert_map,
+            )
         return self._one_by_one(x, weights, ids)
 
     @property
@@ -220,8 +238,7 @@ class SparseMoe(Layer, Fusible):
                 )
         if self.experts.needs_loop:
             self.slow = "experts with biases or an activation other than silu, one after the other"
-        is_stacked = self.experts.is_stacked
-        experts_op = "fused_experts" if is_stacked else "fused_experts_packed"
+        experts_op = self.experts.op
         is_gated = self.shared_expert_gate is not None
         self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)
         self._spec = spec

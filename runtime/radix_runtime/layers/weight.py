@@ -1,5 +1,6 @@
 """WeightLayer: a layer whose weight is held by a method of some format."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class WeightStack:
     def __init__(self, count: int) -> None:
         self._count = count
         self.tensors: dict[str, torch.Tensor] = {}
+        self._form: Any = None  # of packed weights
 
     def put(self, name: str, index: int, value: torch.Tensor) -> torch.Tensor:
         """The place of layer `index` with a copy of its `value`; the memory of all is allocated
@@ -38,6 +40,15 @@ class WeightStack:
         if name not in self.tensors:
             self.tensors[name] = value.new_empty((self._count, *value.shape))
         return self.tensors[name][index].copy_(value)
+
+    def put_packed(self, name: str, index: int, value: ops.PackedWeight) -> ops.PackedWeight:
+        """The same with the bytes of a packed weight. One of another form than the first keeps
+        those that it has: `ops.PackedExperts` brings both to one form."""
+        if self._form is None:
+            self._form = value.descriptor
+        if value.descriptor != self._form:
+            return value
+        return dataclasses.replace(value, data=self.put(name, index, value.data))
 
 
 class WeightLayer(Layer):
@@ -102,6 +113,8 @@ class WeightLayer(Layer):
         for name in self._of_method:
             delattr(self, name)
         for name, value in values.items():
+            if self._stack is not None and isinstance(value, ops.PackedWeight):
+                value = self._stack.put_packed(name, self._stack_index, value)
             if not isinstance(value, torch.Tensor):
                 setattr(self, name, value)
                 continue

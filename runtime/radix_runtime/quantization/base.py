@@ -42,6 +42,8 @@ class LinearMethod(ABC):
     # Experts of a layer are held in one tensor, [E, out, in], for `fused_experts`, wherever they
     # are; on a GPU they always are.
     stacks_experts: bool = False
+    # Experts are packed weights on a GPU too, which `ops.fused_experts_packed` multiplies by.
+    packs_experts: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
