@@ -54,8 +54,8 @@ def table() -> str:
         archs.setdefault(case.family.architecture, {})[case.arch] = None
     lines = [
         "",
-        "| architecture | attention | feed-forward | CPU step | GPU | GGUF | compared as |",
-        "|---|---|---|---|---|---|---|",
+        "| architecture | attention | feed-forward | CPU step | GGUF | compared as |",
+        "|---|---|---|---|---|---|",
     ]
     for architecture in sorted(families.names(), key=str.lower):
         names = tested.get(architecture)
@@ -67,7 +67,6 @@ def table() -> str:
             _joined(layer.mixer for spec in specs for layer in spec.layers),
             _joined(layer.feed_forward for spec in specs for layer in spec.layers),
             "one call" if all(name in ONE_CALL for name in names) else "layer by layer",
-            "yes" if all(_on_gpu(layer) for spec in specs for layer in spec.layers) else "no",
             ", ".join(f"`{arch}`" for arch in archs.get(architecture, ())),
             ", ".join(f"`{name}`" for name in names),
         ]
@@ -121,14 +120,6 @@ def _expert_words(moe: Any) -> list[str]:
     if moe.bias or moe.activation != "silu":
         words.append("biases, clamped SwiGLU")
     return words
-
-
-def _on_gpu(layer: Any) -> bool:
-    """Whether its experts have a kernel there (layers/moe.py refuses the others)."""
-    from radix_runtime.specs import Moe
-
-    moe = layer.feed_forward
-    return not (isinstance(moe, Moe) and (moe.bias or moe.activation != "silu"))
 
 
 if __name__ == "__main__":

@@ -117,11 +117,12 @@ def _native(op: Any) -> list[str]:
 
 
 def _otherwise(op: Any) -> str:
-    if any(kernel.triton for kernel in op.kernels):
-        return "Triton, reference"
+    found = ["reference"]
     if any(kernel.torch for kernel in op.kernels):
-        return "torch, reference"
-    return "reference"
+        found.insert(0, "torch")
+    if any(kernel.triton for kernel in op.kernels):
+        found.insert(0, "Triton")
+    return ", ".join(found)
 
 
 def _load(name: str) -> ModuleType:

@@ -36,11 +36,11 @@ _KV_SPELLINGS = {**_FLOAT_SPELLINGS, "fp8": "fp8_e4m3"}
 # need torch, hold the classes.
 ATTENTION_BACKENDS = ("paged", "triton", "torch_native")
 FORMER_BACKENDS = {"radix": "paged"}  # former names, still taken
-CPU_QUANTIZATIONS = ("int8", "int4")
+INTEGER_QUANTIZATIONS = ("int8", "int4")
 _OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
 GRAMMAR_BACKENDS = ("llguidance", "none")
 CHECKPOINT_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf", "mxfp4")
-QUANTIZATIONS = ("dense", *CPU_QUANTIZATIONS, "fp8", *CHECKPOINT_FORMATS)
+QUANTIZATIONS = ("dense", *INTEGER_QUANTIZATIONS, "fp8", *CHECKPOINT_FORMATS)
 # Other servers' names, and other models that write the same.
 TOOL_PARSER_SPELLINGS = {
     "qwen": "hermes",
@@ -101,7 +101,7 @@ class ServerArgs:
         "safetensors", "safetensors, or random weights", choices=("safetensors", "dummy")
     )
     quantization: str | None = _model(
-        None, "quantize weights as they load: int8, int4 (CPU), fp8 (GPU), or a registered name"
+        None, "quantize weights as they load: int8, int4, fp8 (GPU), or a registered name"
     )
     context_length: int | None = _model(
         None, "prompt plus output; default: model's", "--max-model-len", minimum=2

@@ -41,6 +41,7 @@ check_version(radix_kernels.__version__)
 
 # The ops that the runtime uses.
 from radix_kernels import (
+    ClampedSwiGlu,
     Decoder,
     DenseLayer,
     GpuCommunicator,
@@ -96,6 +97,7 @@ from radix_kernels import (
     unpack_awq,
     unpack_gguf,
     unpack_gptq,
+    weight_kernel,
 )
 
 # The records of a `Decoder`.
@@ -115,6 +117,9 @@ from radix_kernels.decoder import (
     RouteOp,
     ScaleOp,
 )
+
+# What `fused_experts` calls an activation: its name or its record.
+from radix_kernels.gating import Activation
 
 # What `unpack_gptq` and `unpack_awq` give, and `unpack_gguf`.
 from radix_kernels.formats import PackArguments

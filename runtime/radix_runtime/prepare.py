@@ -7,7 +7,6 @@ from .checkpoint import CheckpointSize, check_checkpoint
 from .config import (
     ATTENTION_BACKENDS,
     CHECKPOINT_FORMATS,
-    CPU_QUANTIZATIONS,
     FORMER_BACKENDS,
     GRAMMAR_BACKENDS,
     QUANTIZATIONS,
@@ -94,5 +93,3 @@ def _check_names(args: ServerArgs) -> None:
     if args.quantization is None:
         return
     check_name("quantization", "radix.quantization", QUANTIZATIONS, args.quantization)
-    if args.quantization in CPU_QUANTIZATIONS and args.device == "cuda":
-        raise ConfigError(f"--quantization {args.quantization} is for the CPU; GPUs have fp8")

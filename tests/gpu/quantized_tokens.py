@@ -149,11 +149,15 @@ def write(folder: Path, model: str, form: str) -> Path:
     return folder
 
 
+def prompts() -> list[list[int]]:
+    """The same in every run."""
+    rng = random.Random(3)
+    return [rng.choices(range(3, 1500), k=n) for n in (1, 7, 33, 120, 300, 301, 64, 12)]
+
+
 def answers(folder: Path, **settings: Any) -> list[dict[str, Any]]:
     """Of each prompt: the log-probabilities of its tokens, the greedy tokens, and how far the two
     best log-probabilities were apart at each of them."""
-    rng = random.Random(3)
-    prompts = [rng.choices(range(3, 1500), k=n) for n in (1, 7, 33, 120, 300, 301, 64, 12)]
     params = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
     with Engine(
         str(folder),
@@ -163,7 +167,7 @@ def answers(folder: Path, **settings: Any) -> list[dict[str, Any]]:
         **settings,
     ) as engine:
         outputs = engine.generate(
-            input_ids=prompts,
+            input_ids=prompts(),
             sampling_params=params,
             return_logprob=True,
             top_logprobs_num=2,

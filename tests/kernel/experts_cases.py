@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+import radix_kernels as rk
+
 FP8 = torch.float8_e4m3fn
 FNUZ = torch.float8_e4m3fnuz
 # Two roundings to the dtype on the way, of the activation and of each expert's part.
@@ -49,12 +51,51 @@ class Experts:
             for expert, weight in zip(self.ids[t].tolist(), self.weights[t].double(), strict=True):
                 local = int(named[expert]) if 0 <= expert < len(named) else -1
                 if 0 <= local < self.w1.shape[0]:
-                    gate, up = (w1[local] @ row).chunk(2)
-                    act = gate * torch.sigmoid(gate) * up
+                    gate, up = (w1[local] @ row + self.bias("bias1", local)).chunk(2)
+                    act = activated(self.options.get("activation", "silu"), gate, up)
                     if fp8:
                         act = requantized(act.to(self.x.dtype).double(), code)
-                    out[t] += weight * (w2[local] @ act)
+                    out[t] += weight * (w2[local] @ act + self.bias("bias2", local))
         return out
+
+    def bias(self, name: str, expert: int) -> torch.Tensor:
+        bias = self.options.get(name)
+        return torch.zeros((), dtype=torch.float64) if bias is None else bias[expert].double()
+
+    def with_biases(self, rng: torch.Generator, dtype: torch.dtype) -> Experts:
+        """The same with random biases of the size of the sums."""
+        for name, w in (("bias1", self.w1), ("bias2", self.w2)):
+            self.options[name] = torch.randn(w.shape[:2], generator=rng).to(dtype)
+        return self
+
+
+# The activations of experts: by name, and clamped where values of the tests are.
+ACTIVATIONS = [
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "swiglu_clamped",
+    rk.ClampedSwiGlu(alpha=0.9, limit=0.6),
+]
+
+
+def activated(
+    activation: str | rk.ClampedSwiGlu, gate: torch.Tensor, up: torch.Tensor
+) -> torch.Tensor:
+    """The gated activations, by their formulas."""
+    if activation == "swiglu_clamped":
+        activation = rk.ClampedSwiGlu(alpha=1.702, limit=7.0)
+    if isinstance(activation, rk.ClampedSwiGlu):
+        most = activation.limit
+        gate = torch.where(gate > most, most, gate)
+        up = torch.where(up > most, most, torch.where(up < -most, -most, up))
+        return (up + 1) * gate / (1 + torch.exp(-activation.alpha * gate))
+    if activation == "gelu":
+        return gate / 2 * (1 + torch.erf(gate / 2**0.5)) * up
+    if activation == "gelu_tanh":
+        inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        return gate / 2 * (1 + torch.tanh(inner)) * up
+    return gate / (1 + torch.exp(-gate)) * up
 
 
 def requantized(x: torch.Tensor, code: torch.dtype) -> torch.Tensor:

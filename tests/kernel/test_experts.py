@@ -12,6 +12,7 @@ import torch
 import radix_kernels as rk
 from radix_kernels import _dispatch
 from tests.kernel.experts_cases import (
+    ACTIVATIONS,
     FNUZ,
     TOLERANCE,
     Experts,
@@ -179,6 +180,28 @@ def test_expert_map_and_foreign_ids(tokens, rng):
     case.options["expert_map"] = torch.tensor([-1, 2, 3, 0, 1030, 2**30, 1, -1], dtype=torch.int32)
     case.ids[1, :] = -1
     case.ids[2, 0] = 99
+    assert (check(case)[1] == 0).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 4, 64, 32), (40, 8, 3, 136, 72), (300, 3, 2, 128, 64)], ids=str
+)
+def test_biases_and_activations(shape, dtype, activation, rng):
+    """Hopper's own kernels have none of these: Triton's run."""
+    case = make(*shape, dtype, rng).with_biases(rng, dtype)
+    case.options["activation"] = activation
+    case.ids[case.ids == 1] = 77  # an expert without pairs, whose bias adds nothing
+    check(case)
+
+
+@pytest.mark.parametrize("tokens", [3, 60])
+def test_biases_under_an_expert_map(tokens, rng):
+    case = make(tokens, 3, 3, 64, 32, torch.bfloat16, rng, named=8).with_biases(rng, torch.float32)
+    case.options["expert_map"] = torch.tensor([-1, 2, -1, 0, -1, -1, 1, -1], dtype=torch.int32)
+    case.options["activation"] = "swiglu_clamped"
+    case.ids[1, :] = -1
     assert (check(case)[1] == 0).all()
 
 

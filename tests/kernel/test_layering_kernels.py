@@ -18,18 +18,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # name is a module or a folder of the package.
 LAYERS = (
     ("_hip", "_loader", "_arrays", "_ops", "_choices"),
-    ("logit_edits", "_exports"),
+    ("logit_edits", "_exports", "gating"),
     ("_checks",),
     ("reference",),
     ("triton",),
     ("_lazy",),
     ("_dispatch",),
     (
-        "_products", "activation", "attention", "comm", "decoder", "formats", "fp8", "fused_rope",
-        "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm",
-        "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope", "sampling",
-        "sampling_shards",
-        "step", "threads",
+        "_products", "activation", "attention", "codes_layout", "comm", "decoder", "formats", "fp8",
+        "fused_rope", "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe",
+        "norm", "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope",
+        "sampling", "sampling_shards", "step", "threads", "unpacked_weight",
+        "weight_stack",
     ),
     ("capabilities",),
     ("",),  # the package itself

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.experts_cases import FNUZ, FP8, TOLERANCE, Experts, make
+from radix_kernels.gating import read_gating
+from tests.kernel.experts_cases import ACTIVATIONS, FNUZ, FP8, TOLERANCE, Experts, make
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers
 from tests.kernel.triton_device import DEVICE, INTERPRETED, triton_module
 
@@ -30,10 +31,16 @@ def run(case: Experts, out: torch.Tensor, tiles: tuple[Any, Any] | None = None) 
     there = out.to(DEVICE)
     args += [None if t is None else t.to(DEVICE) for t in options]
     fp8 = case.options.get("use_fp8_w8a8", False)
+    biases = [case.options.get(name) for name in ("bias1", "bias2")]
+    more = {
+        "bias1": None if biases[0] is None else biases[0].to(DEVICE),
+        "bias2": None if biases[1] is None else biases[1].to(DEVICE),
+        "gating": read_gating("fused_experts", case.options.get("activation", "silu")),
+    }
     if tiles is None:
-        rt.fused_experts(*args, there, fp8)
+        rt.fused_experts(*args, there, fp8, **more)
     else:
-        rt.run(*args, there, *tiles, fp8)
+        rt.run(*args, there, *tiles, fp8, **more)
     out.copy_(there)
 
 
@@ -74,6 +81,59 @@ def test_reference(rng):
     )
     out = rk.fused_experts(case.x, case.w1, case.w2, case.weights, case.ids)
     assert_close("fused_experts", out, case.oracle(), TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 2, 64, 32), (40, 4, 2, 72, 40)], ids=str)
+def test_activations_and_biases(shape, activation, rng):
+    case = make(*shape, torch.float16, rng).with_biases(rng, torch.float16)
+    case.options["activation"] = activation
+    case.ids[case.ids == 3] = 9  # an expert without pairs, whose bias adds nothing
+    check(case)
+    wide = {name: case.options[name] for name in ("bias1", "bias2")}
+    exact = rk.reference.fused_experts(
+        *[t.double() for t in (case.x, case.w1, case.w2, case.weights)],
+        case.ids,
+        activation=activation,
+        **wide,
+    )
+    assert_close("fused_experts", exact, case.oracle(), (1e-12, 1e-11))
+
+
+@pytest.mark.parametrize("name", ["bias1", "bias2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_one_bias(name, dtype, rng):
+    case = make(20, 3, 2, 64, 32, torch.bfloat16, rng).with_biases(rng, dtype)
+    del case.options[name]
+    check(case)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_biases_in_tiles_of_odd_sizes(swap, rng):
+    case = make(30, 3, 2, 96, 80, torch.float16, rng).with_biases(rng, torch.float32)
+    case.options["activation"] = "swiglu_clamped"
+    tiles = rt.Tiles(block_m=16, block_n=32, block_k=32, group=3, swap=swap)
+    check(case, (tiles, tiles))
+
+
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+def test_biases_of_fp8_experts(scales, rng):
+    case = make(20, 3, 2, 256, 128, torch.bfloat16, rng, scales=scales)
+    case.options["activation"] = "gelu"
+    check(case.with_biases(rng, torch.float32))
+
+
+def test_the_clamp_keeps_nan_and_bounds_infinity(rng):
+    case = make(4, 2, 2, 64, 32, torch.float32, rng).with_biases(rng, torch.float32)
+    case.options["activation"] = "swiglu_clamped"
+    bias = case.options["bias1"]
+    bias[:, 0] = float("inf")  # a gate that becomes 7
+    bias[:, 33] = -float("inf")  # an up that becomes -7
+    out = check(case)
+    assert out.isfinite().all()
+    bias[1, 40] = float("nan")
+    run(case, out)
+    assert out.isnan().all()
 
 
 @pytest.mark.parametrize("code", [FP8, FNUZ], ids=str)
@@ -195,6 +255,23 @@ def test_errors(rng):
         )
     with pytest.raises(ValueError, match="out"):
         rk.fused_experts(x, w1, w2, weights, ids, out=x[:1].clone())
+
+
+def test_errors_of_biases_and_activations(rng):
+    case = make(2, 4, 2, 64, 32, torch.float32, rng)
+    args = (case.x, case.w1, case.w2, case.weights, case.ids)
+    with pytest.raises(ValueError, match=r"bias1 has shape \[4, 32\], expected \[4, 64\]"):
+        rk.fused_experts(*args, bias1=torch.zeros(4, 32))
+    with pytest.raises(ValueError, match="bias2 is not contiguous"):
+        rk.fused_experts(*args, bias2=torch.zeros(64, 4).T)
+    with pytest.raises(TypeError, match="bias2 has dtype float16"):
+        rk.fused_experts(*args, bias2=torch.zeros(4, 64).half())
+    with pytest.raises(ValueError, match="activation is 'relu', expected one of silu, gelu"):
+        rk.fused_experts(*args, activation="relu")
+    with pytest.raises(ValueError, match="limit is 0"):
+        rk.ClampedSwiGlu(limit=0.0)
+    with pytest.raises(ValueError, match="alpha is nan"):
+        rk.ClampedSwiGlu(alpha=float("nan"))
 
 
 def test_random_batches(rng):

@@ -58,7 +58,8 @@ def test_the_library_has_the_kernels_that_the_table_gives_it(name):
 
 
 def test_the_stub_of_the_binding_has_every_kernel_and_nothing_else():
-    assert set(stub_functions()) - NO_KERNELS == set(KERNELS)
+    native = {name for name, kernel in KERNELS.items() if kernel.libraries}
+    assert set(stub_functions()) - NO_KERNELS == native
     assert set(stub_functions()) >= NO_KERNELS
 
 
@@ -112,7 +113,8 @@ def test_the_files_of_an_op_exist(op):
     for kernel in op.kernels:
         assert (ROOT / "kernel" / "csrc" / "api" / f"{kernel.family}.cpp").is_file()
         binding = ROOT / "kernel" / "csrc" / "bindings" / f"{kernel.family}.cpp"
-        assert f'"{kernel.name}"' in binding.read_text() or kernel.family == "activation"
+        is_bound = f'"{kernel.name}"' in binding.read_text() or kernel.family == "activation"
+        assert is_bound or not kernel.libraries
 
 
 def test_packing_is_bound_too():

@@ -60,10 +60,24 @@ def test_compiles_and_fits(target):
 @pytest.mark.parametrize("target", [*TARGETS, "sm_89"])
 def test_experts_compile_and_fit(target):
     lines = compiled(target, "triton_aot_moe")
-    assert len(lines) == {"gfx942": 30, "gfx950": 25, "sm_90": 27, "sm_89": 32}[target]
+    assert len(lines) == {"gfx942": 36, "gfx950": 31, "sm_90": 33, "sm_89": 38}[target]
     for line in lines:
         assert line["shared"] <= (TARGETS | {"sm_89": 101376})[target], line
         assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line
+
+
+def test_codes_compile_and_fit():
+    """Without spills on gfx, and on the matrix unit, also for the chips that have no native
+    kernel."""
+    limits = TARGETS | {"sm_80": 166912}
+    lines = _compiled("triton_aot_codes", *limits)
+    assert len(lines) == 18 * len(limits)
+    for line in lines:
+        assert line["shared"] <= limits[line["target"]], line
+        assert line["mma"] > 0 or "fp32" in line["kernel"], line
+        for key in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert line.get(key, 0) == 0, line
+        assert line.get("vgpr_count", 0) <= 512, line
 
 
 def test_mla_compiles_and_fits():

@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from radix_kernels.gating import GELU, SILU, SWIGLU_CLAMPED
 from radix_kernels.triton.grouped_gemm import choose_tiles as grouped_tiles
 from radix_kernels.triton.grouped_gemm_kernel import grouped_product
 from radix_kernels.triton.moe import CDNA_SHARED, FEW_PAIRS, HOPPER_SHARED, Tiles, choose_tiles
@@ -79,6 +80,7 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
         yield f"combine {dtype}", compile_one(combine, constants, types, target, num_warps=4)
     yield from _grouped_products(target, shared)
     yield from fp8_variants(target, shared)
+    yield from _biased_products(target, shared)
     if target.arch in FORMATS:
         yield from _widened(target, shared)
 
@@ -100,6 +102,21 @@ def _expert_products(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
             compiled = compile_one(product, constants, types, target, **options)
             yield f"product {stage} {dtype} {weight} scale {scale} pairs {pairs}", compiled
+
+
+def _biased_products(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
+    """gpt-oss's experts, and GELU's."""
+    types = {"x": "bf16", "w": "bf16", "bias": "bf16", "out": "bf16"}
+    for activation, pairs in ((SWIGLU_CLAMPED, 4), (SWIGLU_CLAMPED, 8192), (GELU, 256)):
+        tiles = choose_tiles(pairs, 32, 2, 2, shared)
+        for stage, tile in zip(("up", "down"), tiles, strict=True):
+            few = pairs <= FEW_PAIRS
+            constants = _constants(tile, stage == "up", few, 32, 2880, 2880, 0)
+            constants |= {"ACTIVATION": activation, "ALPHA": 1.702, "LIMIT": 7.0, "BIASED": True}
+            constants.pop("bias")
+            options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+            compiled = compile_one(product, constants, types, target, **options)
+            yield f"product {stage} bf16 activation {activation} pairs {pairs}", compiled
 
 
 def _grouped_products(target: GPUTarget, shared: int) -> Iterator[tuple[str, Any]]:
@@ -160,6 +177,10 @@ def _constants(
         "LOCALS": experts,
         "TOPK": 8 if gated else 1,
         "GATED": gated,
+        "ACTIVATION": SILU,
+        "ALPHA": 0.0,
+        "LIMIT": 0.0,
+        "BIASED": False,
         "FEW": few,
         "MAPPED": few,
         "SCALE": scale,
@@ -172,6 +193,7 @@ def _constants(
         "SWAP": tile.swap,
     }
     missing = ["sorted_ids", "block_experts", "total"] if few else ["expert_map"]
+    missing.append("bias")
     if not scale:
         missing.append("scale")
     return constants | dict.fromkeys(missing)

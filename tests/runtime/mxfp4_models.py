@@ -33,10 +33,13 @@ def write(
     settings: Mapping[str, Any] = SETTINGS,
     *,
     left_out: tuple[str, ...] = (),
+    sizes: Mapping[str, Any] | None = None,
+    exponents: range = range(120, 125),
 ) -> Checkpoint:
     """The checkpoint of a model with experts of this width; those of the layers `left_out`
-    (`model.layers.1`) stay floats."""
-    changes = {**FAMILY_MODELS["gpt_oss"].changes, "intermediate_size": width}
+    (`model.layers.1`) stay floats. `sizes`: other keys of its configuration. `exponents`: those of
+    the blocks, plus 127."""
+    changes = {**FAMILY_MODELS["gpt_oss"].changes, "intermediate_size": width, **(sizes or {})}
     model = random_model(FamilyModel("GptOss", changes))
     save(model, folder)
     tensors: Tensors = {}
@@ -47,7 +50,7 @@ def write(
         if found is None or found[1] in left_out:
             tensors[key] = tensor
             continue
-        blocks, scales = _random_codes(tensor.shape, generator)
+        blocks, scales = _random_codes(tensor.shape, exponents, generator)
         tensors[f"{key}_blocks"] = blocks
         tensors[f"{key}_scales"] = scales
         params[key].data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
@@ -59,11 +62,13 @@ def write(
 
 
 def _random_codes(
-    shape: torch.Size, generator: torch.Generator
+    shape: torch.Size, exponents: range, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Blocks and scales of experts [E, inputs, outputs], in which every code is as likely."""
     experts, inputs, outputs = shape
     size = (experts, outputs, inputs // 32)
     blocks = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(120, 125, size, dtype=torch.uint8, generator=generator)
+    scales = torch.randint(
+        exponents.start, exponents.stop, size, dtype=torch.uint8, generator=generator
+    )
     return blocks, scales

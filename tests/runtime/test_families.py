@@ -145,7 +145,7 @@ class StackedAtLoad(AtLoad):
         return StackedMethod()
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_odd_width"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_odd_width", "gpt_oss"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_experts_in_one_tensor(
     name: str, ranks: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
@@ -160,6 +160,10 @@ def test_experts_in_one_tensor(
         assert stack.shape[0] == len(experts.local)
         for index, expert in enumerate(experts.values()):
             assert expert.down_proj.weight.data_ptr() == stack[index].data_ptr()
+        if name == "gpt_oss":
+            terms = experts.terms()
+            assert terms.bias1.shape == (len(experts.local), stack.shape[2] * 2)
+            assert (terms.bias2 is None) == (comm.rank > 0)
         return worst_error(driver, reference, seed=1)
 
     assert 0 < run_ranks(ranks, work)[0] < TOLERANCE

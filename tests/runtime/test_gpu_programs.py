@@ -13,7 +13,7 @@ import pytest
 from bench.gpu_runtime import occupancy
 from bench.gpu_runtime.process import ROOT
 from radix_runtime import Engine
-from tests.gpu import toggle_tokens
+from tests.gpu import gpt_oss_tokens, toggle_tokens
 from tests.gpu.random_load import RandomCalls, p99_ms
 from tests.runtime.tiny_config import config_folder
 
@@ -85,3 +85,9 @@ def test_toggle_tokens(tmp_path: Path) -> None:
     recorded["qwen3"][2]["gaps"][0] = 1.0
     file.write_text(json.dumps(recorded))
     assert toggle_tokens.compare(file, ["qwen3"], ["cache"], "cpu") == 1
+
+
+def test_gpt_oss_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {**gpt_oss_tokens.SIZES, "hidden_size": 128, "num_hidden_layers": 2}
+    assert gpt_oss_tokens.check("cpu", sizes, width=64)
+    assert capsys.readouterr().out.count("ok ") == 2

@@ -23,7 +23,9 @@ from radix_runtime.layers.weight import WeightLayer
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.prepare import prepare_model
 from radix_runtime.quantization.config import Target
+from radix_runtime.quantization.dense import PlainMethod
 from radix_runtime.quantization.mxfp4 import BLOCK, Mxfp4Storage
+from radix_runtime.quantization.storage import WidenedMethod
 from tests.runtime.command import Run
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.mxfp4_models import SETTINGS, write
@@ -227,6 +229,17 @@ def test_without_a_kernel_they_are_widened(
     assert re.match(r"MXFP4 weights are widened to float32 as they load, for want of", told[0])
     cut = Driver(checkpoint(width).folder, communicator=Rank(1, 2), target=gpu)
     assert experts_of(cut)["5"].down_proj.shape.in_features == width // 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_widened_experts_in_one_tensor(
+    checkpoint: Checkpoints, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has them; ranks share an expert in mid block, and one of them adds its bias."""
+    monkeypatch.setattr(WidenedMethod, "stacks_experts", True)
+    monkeypatch.setattr(WidenedMethod, "keep", PlainMethod.keep)
+    gpu = Target(device=torch.device("cuda"), dtype=torch.float32)
+    check(checkpoint(MID_BLOCK), ranks, target=gpu)
 
 
 @pytest.mark.parametrize(

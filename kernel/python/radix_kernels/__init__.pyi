@@ -12,6 +12,7 @@ from .attention import flash_attn_varlen as flash_attn_varlen
 from .attention import flash_attn_with_kvcache as flash_attn_with_kvcache
 from .attention import merge_state as merge_state
 from .capabilities import capabilities as capabilities
+from .capabilities import weight_kernel as weight_kernel
 from .comm import GpuCommunicator as GpuCommunicator
 from .comm import ShmCommunicator as ShmCommunicator
 from .decoder import Decoder as Decoder
@@ -20,6 +21,7 @@ from .formats import unpack_gptq as unpack_gptq
 from .fp8 import fp8_format as fp8_format
 from .fp8 import native_fp8 as native_fp8
 from .fused_rope import fused_qk_norm_rope_store as fused_qk_norm_rope_store
+from .gating import ClampedSwiGlu as ClampedSwiGlu
 from .gemm import bmm_fp8 as bmm_fp8
 from .gemm import fp8_blockwise_scaled_mm as fp8_blockwise_scaled_mm
 from .gemm import fp8_scaled_mm as fp8_scaled_mm
@@ -51,7 +53,6 @@ from .packed_experts import fused_experts_packed as fused_experts_packed
 from .packed_experts import pack_experts as pack_experts
 from .packed_weight import PackedWeight as PackedWeight
 from .packed_weight import pack_weight as pack_weight
-from .packed_weight import unpack_weight as unpack_weight
 from .persistent_decoder import DenseLayer as DenseLayer
 from .persistent_decoder import PersistentDecoder as PersistentDecoder
 from .quantize import per_tensor_quant_fp8 as per_tensor_quant_fp8
@@ -72,6 +73,7 @@ from .step import accept_tokens as accept_tokens
 from .step import fill_step_tensors as fill_step_tensors
 from .threads import get_num_threads as get_num_threads
 from .threads import set_num_threads as set_num_threads
+from .unpacked_weight import unpack_weight as unpack_weight
 
 __version__: str
 abi_version: int | None

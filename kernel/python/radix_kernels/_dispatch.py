@@ -141,6 +141,11 @@ def isa() -> str:
     return str(level() if callable(level) else level)
 
 
+def is_gpu(x: Array) -> bool:
+    """Whether x is in a GPU's memory."""
+    return _device_of(x) in _GPUS
+
+
 def triton_installed() -> bool:
     """True when the triton package can be imported (it is not imported here)."""
     return importlib.util.find_spec("triton") is not None

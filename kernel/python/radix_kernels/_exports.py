@@ -9,6 +9,7 @@ from ._ops import OPS
 
 # Besides the ops: types, packing, settings.
 _OTHERS = {
+    "ClampedSwiGlu": "gating",
     "Decoder": "decoder",
     "DenseLayer": "persistent_decoder",
     "LogitEdits": "logit_edits",
@@ -29,7 +30,8 @@ _OTHERS = {
     "unpack_awq": "formats",
     "unpack_gguf": "gguf_blocks",
     "unpack_gptq": "formats",
-    "unpack_weight": "packed_weight",
+    "unpack_weight": "unpacked_weight",
+    "weight_kernel": "capabilities",
 }
 
 # Public name -> the module that defines it.

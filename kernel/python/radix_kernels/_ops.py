@@ -35,9 +35,9 @@ class Kernel:
 
     family: its C++ sources (`include/radix_kernels/<family>.h`, `csrc/api/<family>.cpp`,
     `csrc/bindings/<family>.cpp`). triton: `radix_kernels.triton` has a function of this name for
-    GPUs, which does not take the dtypes in triton_refuses. torch: on a GPU torch is the
-    implementation of choice, not a fallback: dense products there are the vendor's BLAS. Where
-    there is none of these, the reference runs.
+    GPUs, which does not take the dtypes in triton_refuses; without libraries the kernel is Triton's
+    alone. torch: on a GPU torch is the implementation of choice, not a fallback: dense products
+    there are the vendor's BLAS. Where there is none of these, the reference runs.
     """
 
     name: str
@@ -90,6 +90,8 @@ _EVERYWHERE = (_CPU, _CUDA, _ROCM)
 _GPUS = (_CUDA, _ROCM)
 
 _LINEAR_PACKED = Kernel(name="linear_packed", family="linear", libraries=(_CPU,), torch=True)
+# Triton's alone: weights of codes on GPUs.
+_LINEAR_CODES = Kernel(name="linear_codes", family="linear", libraries=(), triton=True)
 _LINEAR_DENSE = Kernel(
     name="linear_dense", family="gemm", libraries=(_HOPPER_NO_FLOAT32,), torch=True
 )
@@ -209,7 +211,7 @@ OPS = (
     ),
     OpSpec(
         name="linear", module="linear", dtypes=FLOATS,
-        kernels=(_LINEAR_PACKED, _LINEAR_DENSE),
+        kernels=(_LINEAR_CODES, _LINEAR_PACKED, _LINEAR_DENSE),
         note="native kernel up to 64 rows and with a residual, else the vendor's BLAS",
         doc="linear.md", test="test_linear.py", bench="linear",
     ),
@@ -220,7 +222,7 @@ OPS = (
     ),
     OpSpec(
         name="linear_silu_and_mul", module="gemm", dtypes=FLOATS,
-        kernels=(_LINEAR_PACKED, _LINEAR_DENSE),
+        kernels=(_LINEAR_CODES, _LINEAR_PACKED, _LINEAR_DENSE),
         doc="gemm.md", test="test_gemm.py", bench="gemm",
     ),
     OpSpec(
@@ -309,7 +311,12 @@ OPS = (
     ),
     OpSpec(
         name="fused_experts_packed", module="packed_experts", dtypes=FLOATS,
-        kernels=(Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),),
+        kernels=(
+            Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),
+            Kernel(
+                name="fused_experts_codes", family="packed_experts", libraries=(), triton=True
+            ),
+        ),
         doc="moe.md", test="test_packed_experts.py", bench="packed_experts",
     ),
     OpSpec(

@@ -2,6 +2,7 @@
 
     packed      a weight in the order of the CPU library: its kernels. Bits of a row depend on
                 neither the other rows nor the number of threads
+    codes       a quantized weight on a GPU, in rows of codes: Triton's kernel
     Hopper      on sm_90, 16-bit operands whose rows begin at multiples of 16 bytes, K in multiples
                 of 8: up to 64 rows unless cuBLAS is ahead (`_choices.blas_is_ahead`); of more, N in
                 multiples of 8, where something is fused (a residual, a gate) and cuBLAS is not
@@ -24,8 +25,9 @@ from typing import Any
 from . import _choices, _dispatch
 from ._arrays import Array, as_torch, dtype_name, is_torch, torch_views
 from ._checks import HALVES
-from ._checks.linear import check_linear, check_packed
+from ._checks.linear import check_ends, check_linear, check_packed
 from ._lazy import reference, torch
+from .codes_layout import CODES_LAYOUT, values
 from .packed_weight import PackedWeight, is_packed, row_major
 
 # Epilogues as the library numbers them.
@@ -57,9 +59,52 @@ def run_packed(
     out: Array,
 ) -> Array:
     """The product with a packed weight; returns out."""
+    if weight.layout == CODES_LAYOUT:
+        return _run_codes(op, x, weight, bias, residual, gate, out)
     run = packed_kernel(op, "linear_packed", x, weight)
     run(x, weight.data, weight.descriptor, bias, residual, gate, out)
     return out
+
+
+def _run_codes(
+    op: str,
+    x: Array,
+    weight: PackedWeight,
+    bias: Array | None,
+    residual: Array | None,
+    gate: int,
+    out: Array,
+) -> Array:
+    given, added, rest, target = torch_views(x, bias, residual, out)
+    check_packed(op, given, weight.k, weight.dtype)
+    n = weight.n if gate == NO_GATE else weight.n // 2
+    check_ends(op, given, n, added, rest, target)
+    run = _dispatch.native("linear_codes", x)
+    if run is None:
+        _run_reference(given, weight, added, rest, gate, target)
+        return out
+    flat = target.view(-1, n) if target.is_contiguous() else _flat(target)
+    flat_residual = None if rest is None else _flat(rest)
+    run(_flat(given), weight.parts, weight.descriptor, added, flat_residual, gate, flat)
+    if flat.data_ptr() != target.data_ptr():
+        target.copy_(flat.view(target.shape))
+    return out
+
+
+def _run_reference(
+    x: Any, weight: PackedWeight, bias: Any, residual: Any, gate: int, out: Any
+) -> None:
+    """The product with codes by what they stand for."""
+    wide = values(weight.parts, weight.descriptor)
+    if gate == NO_GATE:
+        reference.linear(
+            x, wide, bias, residual=residual, out=out, compute_dtype=reference.float32()
+        )
+        return
+    interleaved = gate == GATE_INTERLEAVED
+    reference.linear_silu_and_mul(
+        x, wide, interleaved=interleaved, out=out, compute_dtype=reference.float32()
+    )
 
 
 def hopper_kernel(

@@ -7,7 +7,9 @@ from typing import Any
 
 from . import _dispatch, _loader
 from ._ops import FNUZ, FP8, OPS, OpSpec
+from .codes_layout import GROUPS
 from .fp8 import fp8_format
+from .packed_weight import KINDS
 
 _FP8 = FP8 + FNUZ
 # What a GPU library says instead of an architecture.
@@ -25,6 +27,7 @@ def capabilities() -> dict[str, Any]:
     {`impl`: `cpu:avx512` | `triton` | `reference` ..., `why`}. An op is described for the backend's
     device; without a backend, for the CPU. The dtype of attention and of `store_kv_cache`
     is that of the cache (queries then have it too, or are 16-bit for FP8, any float for INT8).
+    `weights`: kind of `pack_weight` -> the same, of products with such weights (`weight_kernel`).
     """
     device = _loader.backend if _loader.backend in ("cuda", "rocm") else "cpu"
     problem = _problem()
@@ -38,7 +41,29 @@ def capabilities() -> dict[str, Any]:
         "runtime": _hip_runtime()[0],
         "python": platform.python_version(),
         "ops": {op.name: _by_dtype(op, device) for op in OPS},
+        "weights": {kind: _by_kind(kind, device) for kind in KINDS},
     }
+
+
+def weight_kernel(kind: str, device: str) -> tuple[str, str]:
+    """(implementation, why) of products with weights of a kind of `pack_weight` on a device type,
+    in the words of `capabilities()`; the implementation is `none` where `pack_weight` refuses the
+    kind."""
+    if kind not in KINDS:
+        raise ValueError(f"weight_kernel: kind is {kind!r}, expected one of {', '.join(KINDS)}")
+    if kind == "dense":
+        return _dispatch.describe("linear_dense" if device != "cpu" else "linear_packed", device)
+    if device != "cpu" and kind in GROUPS:
+        return _dispatch.describe("linear_codes", device)
+    if device != "cpu":
+        return "none", f"a GPU has {', '.join(GROUPS)}"
+    impl, why = _dispatch.describe("linear_packed", device)
+    return ("none", why) if impl == "reference" else (impl, why)
+
+
+def _by_kind(kind: str, device: str) -> dict[str, str]:
+    impl, why = weight_kernel(kind, device)
+    return {"impl": impl, "why": why}
 
 
 def _by_dtype(op: OpSpec, device: str) -> dict[str, dict[str, str]]:

@@ -15,6 +15,7 @@ from ._checks.gemm import check_blockwise_scaled_mm, check_bmm, check_ranks, che
 from ._lazy import reference
 from ._products import GATE_HALVES, GATE_INTERLEAVED, hopper_kernel, run_hopper, run_packed
 from .activation import silu_and_mul
+from .codes_layout import CODES_LAYOUT
 from .linear import linear
 from .packed_weight import PackedWeight, is_packed
 
@@ -22,8 +23,8 @@ from .packed_weight import PackedWeight, is_packed
 def linear_silu_and_mul(
     x: Array, weight: PackedWeight | Array, *, interleaved: bool = False, out: Array | None = None
 ) -> Array:
-    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass on Hopper and for
-    packed weights on the CPU.
+    """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass on Hopper, for
+    packed weights on the CPU and for quantized ones on a GPU.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's
     dtype or a PackedWeight of it: gate rows, then up rows, or with interleaved gate row 2j and up
@@ -48,7 +49,7 @@ def linear_silu_and_mul(
     if run is not None:
         run_hopper(run, x, weight, None, None, gate, out)
         return out
-    if is_packed(weight) and (interleaved or features % 16 == 0):
+    if is_packed(weight) and (interleaved or features % 16 == 0 or weight.layout == CODES_LAYOUT):
         return run_packed(op, x, weight, gate=gate, out=out)
     both, target = torch_views(linear(x, weight), out)
     _checks.shape(op, "out", target, shape, "rows of x, half of weight's")

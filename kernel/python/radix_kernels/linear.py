@@ -7,7 +7,7 @@ from typing import Any
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array, torch_views
 from ._checks.linear import check_embedding, read_out_dtype
-from ._lazy import reference
+from ._lazy import reference, torch
 from ._products import (
     NO_GATE,
     dense_last,
@@ -17,6 +17,7 @@ from ._products import (
     run_packed,
     run_torch,
 )
+from .codes_layout import CODES_LAYOUT, values
 from .packed_weight import PackedWeight, is_packed, row_major
 
 
@@ -84,7 +85,7 @@ def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]
     rows = tuple(x.shape[:1])
     ids = _arrays.empty(x, rows, "int32")
     maxima = _arrays.empty(x, rows, "float32")
-    if is_packed(weight):
+    if is_packed(weight) and weight.layout != CODES_LAYOUT:
         run = packed_kernel(op, op, x, weight)
         run(x, weight.data, weight.descriptor, ids, maxima)
         return ids, maxima
@@ -106,6 +107,12 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
     if out is None:
         name = weight.dtype if isinstance(weight, PackedWeight) else _arrays.dtype_name(weight)
         out = _arrays.empty(ids, (*tuple(ids.shape), int(weight.shape[1])), name)
+    if is_packed(weight) and weight.layout == CODES_LAYOUT:
+        given, target = torch_views(ids, out)
+        check_embedding(op, given, weight.k, weight.dtype, target)
+        found = values(weight.parts, weight.descriptor, given.long())
+        target.copy_(found.to(torch.float32))
+        return out
     if is_packed(weight):
         run = _dispatch.native("embedding_packed", ids)
         if run is None:
@@ -114,6 +121,7 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
         run(ids, weight.data, weight.descriptor, out)
         return out
     given, table, target = torch_views(ids, row_major(weight), out)
-    check_embedding(op, given, table, target)
+    _checks.rank(op, "weight", table, 2)
+    check_embedding(op, given, table.shape[1], _arrays.dtype_name(table), target)
     reference.embedding(given, table, out=target)
     return out

@@ -21,6 +21,7 @@ from ._checks.moe import (
     MAX_EXPERTS,
     check_alignment,
     check_bias,
+    check_biases,
     check_experts,
     check_groups,
     check_quantized,
@@ -28,6 +29,7 @@ from ._checks.moe import (
     check_sum,
 )
 from ._lazy import reference
+from .gating import SILU, Activation, read_gating
 
 Routed = tuple[Array, Array]
 
@@ -203,31 +205,39 @@ def fused_experts(
     *,
     w1_scale: Array | None = None,
     w2_scale: Array | None = None,
+    bias1: Array | None = None,
+    bias2: Array | None = None,
+    activation: Activation = "silu",
     expert_map: Array | None = None,
     use_fp8_w8a8: bool = False,
     out: Array | None = None,
 ) -> Array:
-    """`out[t] = sum over k of topk_weights[t, k] * W2[e] @ (silu(gate) * up)`, e = topk_ids[t, k].
+    """`out[t] = sum over k of topk_weights[t, k] * (W2[e] @ act(gate, up) + bias2[e])`, where e =
+    topk_ids[t, k].
 
-    gate and up are the first and second half of `W1[e] @ hidden_states[t]`. hidden_states: [T, H]
-    bfloat16, float16 or float32, last dimension contiguous. w1: [E, 2 I, H], w2: [E, H, I],
-    contiguous, of hidden_states' dtype; or float8_e4m3fn (in Triton float8_e4m3fnuz too) with
-    float32 scales: one per expert (w1_scale, w2_scale [E]) or per block of 128 x 128 (w1_scale [E,
-    ceil(2 I / 128), ceil(H / 128)], w2_scale alike). topk_weights: float32 [T, topk]; topk_ids:
-    int32 [T, topk], contiguous; a pair whose id is outside of the experts adds nothing. expert_map:
-    int32 [num_experts], an expert's local number; -1, or what is none of w1's: another rank's (it
-    adds nothing here). out: [T, H] of hidden_states' dtype; may not overlap hidden_states. Returns
-    out.
+    gate and up are the first and second half of `W1[e] @ hidden_states[t] + bias1[e]`. activation:
+    `silu`, `gelu` or `gelu_tanh`, act(gate) * up as `silu_and_mul` and its neighbours have it, or
+    `swiglu_clamped`, `(up + 1) * gate * sigmoid(1.702 * gate)` with gate at most 7 and up within -7
+    .. 7; a `ClampedSwiGlu` has other numbers than these. bias1 [E, 2 I], bias2 [E, H]: contiguous,
+    of hidden_states' dtype or float32. hidden_states: [T, H] bfloat16, float16 or float32, last
+    dimension contiguous. w1: [E, 2 I, H], w2: [E, H, I], contiguous, of hidden_states' dtype; or
+    float8_e4m3fn (in Triton float8_e4m3fnuz too) with float32 scales: one per expert (w1_scale,
+    w2_scale [E]) or per block of 128 x 128 (w1_scale [E, ceil(2 I / 128), ceil(H / 128)], w2_scale
+    alike). topk_weights: float32 [T, topk]; topk_ids: int32 [T, topk], contiguous; a pair whose id
+    is outside of the experts adds nothing. expert_map: int32 [num_experts], an expert's local
+    number; -1, or what is none of w1's: another rank's (it adds nothing here). out: [T, H] of
+    hidden_states' dtype; may not overlap hidden_states. Returns out.
 
-    Sums are float32; silu(gate) * up and each expert's result are rounded to the dtype on the way.
-    FP8 weights are widened exactly and meet the activations in hidden_states' dtype. use_fp8_w8a8:
-    with block scales (H and I multiples of 128) the activations are quantised too, hidden_states
-    and the rounded silu(gate) * up, as `per_token_group_quant` does; on Hopper the products are of
-    FP8 then, elsewhere of what the quantised numbers stand for. On a GPU: Triton or, on Hopper
-    where it is faster, a native kernel; the tiles and so the last bits depend on T. Tolerance to
-    float64: norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32); to float64 of the quantised
-    activations 2e-2, and they themselves are 2 to 4 % (norm) off. Errors: TypeError (dtype),
-    ValueError (shape, stride).
+    Sums, biases and activations are float32; the activation's result and each expert's are rounded
+    to the dtype on the way. FP8 weights are widened exactly and meet the activations in
+    hidden_states' dtype. use_fp8_w8a8: with block scales (H and I multiples of 128) the activations
+    are quantised too, hidden_states and the rounded result of act, as `per_token_group_quant` does;
+    on Hopper the products are of FP8 then, elsewhere of what the quantised numbers stand for. On a
+    GPU: Triton or, on Hopper where it is faster, a native kernel, which has neither biases nor an
+    activation other than silu; the tiles and so the last bits depend on T. Tolerance to float64:
+    norm 8e-3 (bfloat16), 1e-3 (float16), 2e-6 (float32); to float64 of the quantised activations
+    2e-2, and they themselves are 2 to 4 % (norm) off. Errors: TypeError (dtype), ValueError (shape,
+    stride, activation).
     """
     op = "fused_experts"
     if out is None:
@@ -235,14 +245,20 @@ def fused_experts(
     x, a, b, weights, ids = torch_views(hidden_states, w1, w2, topk_weights, topk_ids)
     a_scale, b_scale, mapped, target = torch_views(w1_scale, w2_scale, expert_map, out)
     check_experts(op, x, a, b, weights, ids, a_scale, b_scale, mapped, target)
+    b1, b2 = torch_views(bias1, bias2)
+    check_biases(op, x, b1, b2, a.shape[0], b.shape[2])
+    gating = read_gating(op, activation)
+    is_plain = b1 is None and b2 is None and gating.number == SILU
     if use_fp8_w8a8:
         check_quantized(op, a, b, a_scale)
     tensors = (x, a, b, weights, ids, a_scale, b_scale, mapped, target)
 
     def call(run: _dispatch.Native, bound: bool) -> None:
         if not bound:
-            run(*tensors, use_fp8_w8a8, moe_align_block_size)
+            run(*tensors, use_fp8_w8a8, moe_align_block_size, b1, b2, gating)
             return
+        if not is_plain:
+            raise NotImplementedError(f"{op}: biases and activations other than silu are Triton's")
         _refuse_where_triton_is_faster(op, ids, b.shape[0], a_scale is not None, use_fp8_w8a8)
         named_experts = a.shape[0] if mapped is None else mapped.shape[0]
         workspace = _experts_workspace(x, ids, named_experts, b)
@@ -250,18 +266,10 @@ def fused_experts(
 
     if not _dispatch.attempt(op, hidden_states, call):
         reference.fused_experts(
-            x,
-            a,
-            b,
-            weights,
-            ids,
-            w1_scale=a_scale,
-            w2_scale=b_scale,
-            expert_map=mapped,
-            use_fp8_w8a8=use_fp8_w8a8,
-            out=target,
+            x, a, b, weights, ids, w1_scale=a_scale, w2_scale=b_scale, bias1=b1, bias2=b2,
+            activation=activation, expert_map=mapped, use_fp8_w8a8=use_fp8_w8a8, out=target,
             compute_dtype=reference.float32(),
-        )
+        )  # fmt: skip
     return out
 
 

@@ -1,18 +1,24 @@
-"""The experts' products over packed weights: mixture of experts on the CPU, in bf16, fp16, fp32,
-INT8 or INT4."""
+"""The experts' products over packed weights: on the CPU in bf16, fp16, fp32, INT8 or INT4, on a GPU
+those of codes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from . import _arrays, _checks, _loader
+from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array, torch_views
-from ._checks.moe import check_packed_experts
+from ._checks.linear import check_packed
+from ._checks.moe import check_biases, check_packed_experts
 from ._lazy import reference
+from .codes_layout import CodeParts, CodeProduct, split
+from .gating import SILU, Activation, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
+from .moe import moe_align_block_size
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
+from .weight_stack import is_stackable, stack_weights
 
 
 @dataclass(frozen=True)
@@ -20,14 +26,20 @@ class PackedExperts:
     """The weights of E experts, each packed alone, so that a step reads those that it names and no
     others.
 
-    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I].
+    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I]. Of codes on a GPU they are rows of two tensors,
+    `stacks`, uint8 [E, bytes]: where they are not, they are copied into such. ValueError for
+    weights there that cannot be of one form.
     """
 
     w1: tuple[PackedWeight, ...]
     w2: tuple[PackedWeight, ...]
     native: Any = field(default=None, init=False, repr=False, compare=False)
+    stacks: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.w1 and all(is_stackable(w) for w in (*self.w1, *self.w2)):
+            self._stack()
+            return
         make = getattr(_loader.bind, "PackedExperts", None)
         if make is None or not self.w1:
             return
@@ -38,18 +50,51 @@ class PackedExperts:
             native.add((w1.descriptor, w1.data), (w2.descriptor, w2.data))
         object.__setattr__(self, "native", native)
 
+    def _stack(self) -> None:
+        w1, first = stack_weights("PackedExperts", self.w1)
+        w2, second = stack_weights("PackedExperts", self.w2)
+        object.__setattr__(self, "w1", w1)
+        object.__setattr__(self, "w2", w2)
+        object.__setattr__(self, "stacks", (first, second))
+
+    @cached_property
+    def _parts(self) -> tuple[CodeParts, CodeParts]:
+        assert self.stacks is not None
+        first, second = self.stacks
+        return split(first, self.w1[0].descriptor), split(second, self.w2[0].descriptor)
+
+    def products(self, bias1: Any, bias2: Any) -> tuple[CodeProduct, CodeProduct]:
+        """Of stacks: both products, with biases [E, outputs] or None."""
+        first, second = self._parts
+        return (
+            CodeProduct(parts=first, form=self.w1[0].descriptor, bias=bias1),
+            CodeProduct(parts=second, form=self.w2[0].descriptor, bias=bias2),
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         return sum(w.nbytes for w in (*self.w1, *self.w2))
 
-    def gated_product(self, expert: int, x: Array) -> Array:
-        """`silu(gate) * up` of rows x [n, H] by one expert's w1: [n, I] of x's dtype."""
-        return linear_silu_and_mul(x, self.w1[expert])
+    @property
+    def width(self) -> int:
+        """I: how wide an expert is inside."""
+        return self.w2[0].shape[1] if self.w2 else 0
 
-    def down_product(self, expert: int, x: Array) -> Array:
-        """Rows x [n, I] by one expert's w2: [n, H] of x's dtype."""
-        return linear(x, self.w2[expert])
+    def gated_product(
+        self, expert: int, x: Array, bias: Array | None = None, activation: Activation = "silu"
+    ) -> Array:
+        """The gated activation of rows x [n, H] by one expert's w1, plus bias [2 I]: [n, I] of x's
+        dtype."""
+        if bias is None and activation == "silu":
+            return linear_silu_and_mul(x, self.w1[expert])
+        both = _arrays.as_torch(linear(x, self.w1[expert], bias, out_dtype="float32"))
+        gate, up = both.chunk(2, -1)
+        return reference.gated(gate, up, activation).to(x.dtype)
+
+    def down_product(self, expert: int, x: Array, bias: Array | None = None) -> Array:
+        """Rows x [n, I] by one expert's w2, plus bias [H]: [n, H] of x's dtype."""
+        return linear(x, self.w2[expert], bias)
 
 
 def pack_experts(
@@ -84,33 +129,68 @@ def fused_experts_packed(
     topk_weights: Array,
     topk_ids: Array,
     *,
+    bias1: Array | None = None,
+    bias2: Array | None = None,
+    activation: Activation = "silu",
     expert_map: Array | None = None,
     out: Array | None = None,
 ) -> Array:
     """`fused_experts` over packed weights: every named expert's two products, over its tokens at
-    once, in one call of the CPU library (without it, or on a GPU, one expert after the other in
-    Python).
+    once, in one call of the CPU library or, of codes on a GPU, by Triton (elsewhere one expert
+    after the other in Python).
 
     hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32,
     topk_ids: int32 [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map:
-    int32, an expert's local number, -1: another rank's. out: [T, H], may be hidden_states. Returns
-    out.
+    int32, an expert's local number, -1: another rank's. bias1, bias2, activation: as
+    `fused_experts` takes them. out: [T, H], may be hidden_states. Returns out.
 
-    silu(gate) * up and each expert's result are rounded to the dtype on the way, and added in
+    The gated activation and each expert's result are rounded to the dtype on the way, and added in
     float32 in the order of the columns of topk_ids: on the CPU a row's bits depend on no other row.
-    Reads topk_ids on the host. Tolerance as `fused_experts` with the weights that were packed.
-    Errors: TypeError (dtype), ValueError (shape).
+    Reads topk_ids on the host, but for codes on a GPU. Tolerance as `fused_experts` with the
+    weights that were packed. Errors: TypeError (dtype), ValueError (shape).
     """
     op = "fused_experts_packed"
     x, weights, ids = torch_views(hidden_states, topk_weights, topk_ids)
     mapped, target = torch_views(expert_map, out)
+    b1, b2 = torch_views(bias1, bias2)
     check_packed_experts(op, x, weights, ids, mapped, target)
-    if experts.native is not None:
+    check_biases(op, x, b1, b2, len(experts.w1), experts.width)
+    gating = read_gating(op, activation)
+    stacked = _stacked_kernel(op, x, experts, target)
+    if stacked is not None:
+        result = _arrays.empty_like(x) if target is None else target
+        first, second = experts.products(b1, b2)
+        stacked(x, first, second, weights, ids, mapped, result, gating, moe_align_block_size)
+        return result if out is None else out
+    is_plain = b1 is None and b2 is None and gating.number == SILU
+    if experts.native is not None and is_plain:
         result = _arrays.empty_like(hidden_states) if out is None else out
         ids = ids.contiguous()
         size = experts.native.workspace_size(x, ids)
         workspace = _arrays.empty(hidden_states, (size,), "uint8")
         experts.native.run(x, weights.contiguous(), ids, mapped, result, workspace)
         return result
-    result = reference.fused_experts_packed(x, experts, weights, ids, expert_map=mapped, out=target)
+    result = reference.fused_experts_packed(
+        x,
+        experts,
+        weights,
+        ids,
+        bias1=b1,
+        bias2=b2,
+        activation=activation,
+        expert_map=mapped,
+        out=target,
+    )
     return result if out is None else out
+
+
+def _stacked_kernel(op: str, x: Any, experts: PackedExperts, out: Any) -> _dispatch.Native | None:
+    """What runs experts in stacks; None where they are in none, or nothing but the reference
+    does."""
+    if experts.stacks is None:
+        return None
+    check_packed(op, x, experts.w1[0].k, experts.w1[0].dtype)
+    _checks.contiguous_last(op, "hidden_states", x)
+    if out is not None:
+        _checks.contiguous_last(op, "out", out)
+    return _dispatch.native("fused_experts_codes", x)

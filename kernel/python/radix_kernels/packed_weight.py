@@ -1,7 +1,8 @@
 """A weight laid out for one kernel.
 
 It is made once at load, is never saved, and never crosses between backends. Where no native packing
-exists the layout is `reference`: the bytes of the row-major weight.
+exists the layout is `reference`, the bytes of the row-major weight, or, of a quantized one on a
+GPU, `codes` (codes_layout.py).
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from typing import Any, TypedDict, TypeGuard
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
 from ._lazy import torch
+from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, split
 
 REFERENCE_LAYOUT = "reference"
 
 # Kinds of weights as the library numbers them.
-_KINDS = {
+KINDS = {
     "dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4, "q4_k": 5, "q5_k": 6, "q6_k": 7,
     "mxfp4": 8,
 }  # fmt: skip
 _SMALL_CODES = ("int4", "w4a8")
 # Kinds in super-blocks of 256 inputs, and the inputs that share a sub-scale.
-_SUPER_INPUTS = 256
-_SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
-_GROUPS = {**_SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
-_PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
+SUPER_INPUTS = 256
+SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
+_GROUPS = {**SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
+PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class PackedWeight:
         return self._rows if self.layout == REFERENCE_LAYOUT else None
 
     @cached_property
+    def parts(self) -> CodeParts:
+        """Of the layout `codes`: views of its parts."""
+        return split(_arrays.as_torch(self.data), self.descriptor)
+
+    @cached_property
     def _rows(self) -> Any:
         # Of the layout `reference`: the same memory as [n, k]. Kept, for it takes longer to make
         # than a launch.
@@ -89,7 +96,8 @@ def pack_weight(
     """Lay out w for `linear` and `embedding` on its device. The result holds a copy: w may be
     freed.
 
-    kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
+    kind: None or `dense` keeps w's dtype; the others are quantized. GPUs have `int8`, `int4` and
+    `mxfp4`, the CPU all of them:
 
     - `int8`, `w8a8`: element = code * scale (+ min). w: int8 [N, K].
     - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)],
@@ -102,13 +110,14 @@ def pack_weight(
     - `mxfp4`: element = 4-bit float (e2m1) * power of two, in groups of 32. w as of `int4`, of the
       floats' codes; scales: uint8, the exponent plus 127 (e8m0), 0 .. 252.
 
-    `w8a8`, `w4a8` and `mxfp4` quantize x as well, in `linear`: for each row and group, scale =
-    max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds in
-    super-blocks, for each row and 256 inputs. `int8` and `int4` take x as it is.
+    `w8a8`, `w4a8` and, on the CPU, `mxfp4` quantize x as well, in `linear`: for each row and group,
+    scale = max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds
+    in super-blocks, for each row and 256 inputs. `int8` and `int4` take x as it is.
     scales (of the first four): bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N]
     for whole rows. mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128,
-    for 8-bit codes also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64
-    for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
+    for 8-bit codes also 16, or 0 for whole rows (of 4 bits on a GPU alone); None: as scales have
+    it, else 0 for 8 bits and 64 for 4. dtype: of x and of what `embedding` gives, a dtype or its
+    name (default bfloat16).
     `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer
     (GPTQ, AWQ, GGUF).
     `int8`, `int4`, `w8a8` and `w4a8` without scales: w is [N, K] bfloat16, float16 or float32 and
@@ -117,14 +126,14 @@ def pack_weight(
 
     dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
     On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
-    ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one without
-    the CPU library).
+    ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one that
+    the device has no kernel for).
     """
     op = "pack_weight"
     if kind is None:
         kind = "dense"
-    if kind not in _KINDS:
-        raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
+    if kind not in KINDS:
+        raise NotImplementedError(f"{op}: kind is {kind!r}, expected one of {', '.join(KINDS)}")
     if kind != "dense":
         numbers = _Numbers(
             scales=scales, zeros=zeros, mins=mins, sub_scales=sub_scales, sub_mins=sub_mins
@@ -175,10 +184,15 @@ class _Numbers:
 def _pack_quantized(
     op: str, w: Any, kind: str, *, numbers: _Numbers, group: int | None, dtype: Any
 ) -> PackedWeight:
-    run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
-    if run is None:
+    on_gpu = _dispatch.is_gpu(w)
+    run = None if on_gpu else _dispatch.native(op, w)
+    if on_gpu and kind not in GROUPS:
         raise NotImplementedError(
-            f"{op}: {kind} weights need the CPU library and a weight in its memory"
+            f"{op}: {kind} weights have no kernel on a GPU, which has {', '.join(GROUPS)}"
+        )
+    if run is None and not on_gpu:
+        raise NotImplementedError(
+            f"{op}: {kind} weights need the CPU library and a weight in its memory, or a GPU"
         )
     _check_numbers(op, kind, numbers, dtype)
     zeros = numbers.zeros
@@ -190,12 +204,20 @@ def _pack_quantized(
         scales = _as_columns(scales)
         mins = None if mins is None else _as_columns(mins)
         found = _of_codes(op, w, scales, kind, group=group, dtype=dtype)
-    desc = _descriptor(**found, kind=kind, zeros=zeros is not None, mins=mins is not None)
-    data = _aligned_bytes(w, desc.nbytes)
-    run(w, scales, zeros, mins, numbers.sub_scales, numbers.sub_mins, desc, data)
+    offsets = {"zeros": zeros is not None, "mins": mins is not None}
+    if run is None:
+        layout = CODES_LAYOUT
+        desc: Any = CodesForm(**found, kind=kind, **offsets)
+        given = CodeParts(codes=None, scales=scales, zeros=zeros, mins=mins)
+        data = pack(op, w, given, desc)
+    else:
+        desc = _descriptor(**found, kind=kind, **offsets)
+        layout = desc.layout
+        data = _aligned_bytes(w, desc.nbytes)
+        run(w, scales, zeros, mins, numbers.sub_scales, numbers.sub_mins, desc, data)
     return PackedWeight(
         data=data,
-        layout=desc.layout,
+        layout=layout,
         kind=kind,
         zeros=zeros is not None,
         mins=mins is not None,
@@ -206,7 +228,7 @@ def _pack_quantized(
 
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
     """Whether a quantized kind is given what belongs together."""
-    in_supers = kind in _SUPER_GROUPS
+    in_supers = kind in SUPER_GROUPS
     if numbers.scales is None and kind in _GROUPS:
         raise ValueError(f"{op}: scales is None, but floats cannot be quantized to {kind} here")
     if numbers.scales is None:
@@ -246,7 +268,7 @@ def _of_codes(
     op: str, w: Any, scales: Any, kind: str, *, group: int | None, dtype: Any
 ) -> _Description:
     """Of codes with scales [N, G]."""
-    paired = kind in _PAIRED_CODES
+    paired = kind in PAIRED_CODES
     _checks.dtype(op, "w", w, ("uint8",) if paired else ("int8",))
     _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
     columns = int(w.shape[1])
@@ -283,7 +305,7 @@ def _descriptor(
     """The library's description of a packed weight; the binding takes its fields by position."""
     bind: Any = _loader.bind
     make = bind.PackedDesc
-    return make(n, k, dtype, _KINDS[kind], group, scale_dtype, zeros, mins)
+    return make(n, k, dtype, KINDS[kind], group, scale_dtype, zeros, mins)
 
 
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:
@@ -310,54 +332,8 @@ def _check_matrix(op: str, w: Array) -> tuple[int, int]:
     return n, k
 
 
-def unpack_weight(weight: PackedWeight) -> Any:
-    """What was packed, bit for bit, in new arrays: the weight [n, k], or (codes, scales, zeros or
-    mins or None); of a weight in super-blocks (codes, scales, mins or None, sub_scales, sub_mins or
-    None).
-
-    All are as `pack_weight` takes them; a last 4-bit code of an odd K has 0 beside it.
-    """
-    if weight.layout == REFERENCE_LAYOUT:
-        out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-        return _arrays.as_torch(out).copy_(row_major(weight))
-    run = _dispatch.native("unpack_weight", weight.data)
-    if run is None:
-        raise ValueError(f"unpack_weight: no library here knows the layout {weight.layout}")
-    if weight.kind == "dense":
-        out = _arrays.empty(weight.data, weight.shape, weight.dtype)
-        run(weight.data, weight.descriptor, out, None, None, None, None, None)
-        return out
-    n, k = weight.shape
-    if weight.kind in _PAIRED_CODES:
-        codes = _arrays.empty(weight.data, (n, -(-k // 2)), "uint8")
-    else:
-        codes = _arrays.empty(weight.data, (n, k), "int8")
-    groups = -(-k // weight.group) if weight.group else 1
-    if weight.kind in _SUPER_GROUPS:
-        return _unpack_supers(run, weight, codes, groups)
-    scales = _arrays.empty(weight.data, (n, groups), weight.scale_dtype)
-    zeros = _arrays.empty(weight.data, (n, groups), "uint8") if weight.zeros else None
-    mins = _arrays.empty(weight.data, (n, groups), weight.scale_dtype) if weight.mins else None
-    run(weight.data, weight.descriptor, codes, scales, zeros, mins, None, None)
-    return codes, scales, mins if weight.mins else zeros
-
-
-def _unpack_supers(run: Any, weight: PackedWeight, codes: Array, groups: int) -> tuple[Any, ...]:
-    data = weight.data
-    supers = -(-weight.k // _SUPER_INPUTS)
-    scales = _arrays.empty(data, (weight.n, supers), weight.scale_dtype)
-    sub_scales = _arrays.empty(data, (weight.n, groups), "int8")
-    mins = None
-    sub_mins = None
-    if weight.mins:
-        mins = _arrays.empty(data, (weight.n, supers), weight.scale_dtype)
-        sub_mins = _arrays.empty(data, (weight.n, groups), "uint8")
-    run(data, weight.descriptor, codes, scales, None, mins, sub_scales, sub_mins)
-    return codes, scales, mins, sub_scales, sub_mins
-
-
 def is_packed(weight: PackedWeight | Array) -> TypeGuard[PackedWeight]:
-    """Whether weight is in an order of the native library."""
+    """Whether weight is in an order of its own, which is not that of a row-major [N, K]."""
     return isinstance(weight, PackedWeight) and weight.layout != REFERENCE_LAYOUT
 
 

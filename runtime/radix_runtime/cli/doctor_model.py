@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import check_checkpoint, has_weights
-from ..config import CPU_QUANTIZATIONS, ServerArgs
+from ..config import INTEGER_QUANTIZATIONS, ServerArgs
 from ..errors import ConfigError
 from ..hub import read_json, resolve_model_path
 from ..model_config import ModelConfig
@@ -151,16 +151,23 @@ def _remedy(
 ) -> str:
     """What would make it fit."""
     found = []
-    if planned.device.is_cpu:
-        can_quantize = planned.config.quantization is None and asked is None
-        for name in CPU_QUANTIZATIONS if can_quantize else ():
-            size = planned.quantized_size(name).bytes
-            if size + least * planned.token_bytes() <= room:
-                found.append(f"--quantization {name} ({_size(size)})")
-    else:
+    can_quantize = planned.config.quantization is None and asked is None
+    for name in INTEGER_QUANTIZATIONS if can_quantize else ():
+        size = _quantized_bytes(planned, name)
+        if size is not None and size + least * planned.token_bytes() <= room:
+            found.append(f"--quantization {name} ({_size(size)})")
+    if not planned.device.is_cpu:
         fitting = [n for n in sizes if sizes[n] + least * planned.token_bytes(n) <= room]
         found += [f"--tp-size {ranks}" for ranks in fitting[:1]]
     return " or ".join(found) or "use a machine with more memory, or a smaller model"
+
+
+def _quantized_bytes(planned: Any, name: str) -> int | None:
+    """Of the weights with `--quantization name`; None where that does not run here."""
+    try:
+        return int(planned.quantized_size(name).bytes)
+    except ConfigError:
+        return None
 
 
 def _size(count: int) -> str:

@@ -22,6 +22,13 @@ def apply_activation(activation: Activation, x: torch.Tensor) -> torch.Tensor:
     return gated_activations[activation](x)
 
 
+def activation_of_experts(activation: Activation) -> ops.Activation:
+    """The activation as the wheel's products of experts take it."""
+    if isinstance(activation, ClampedSwiGlu):
+        return ops.ClampedSwiGlu(alpha=activation.alpha, limit=activation.limit)
+    return activation
+
+
 def _clamped_swiglu(activation: ClampedSwiGlu, x: torch.Tensor) -> torch.Tensor:
     """Computed in float32, rounded once."""
     gate, up = x.float().chunk(2, -1)

@@ -134,6 +134,11 @@ class RowParallelLinear(_Linear):
         out = self.part(x, residual)
         return self._communicator.all_reduce(out) if self._reduce else out
 
+    @property
+    def adds_bias(self) -> bool:
+        """Whether it is this rank that adds the bias."""
+        return self.bias is not None and self._communicator.rank == 0
+
     def part(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """This rank's part of the sum that `forward` gives."""
         if self._communicator.rank == 0:

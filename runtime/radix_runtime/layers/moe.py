@@ -8,10 +8,10 @@ from torch import nn
 
 from .. import ops
 from ..errors import ConfigError
-from ..quantization.base import LinearMethod
+from ..quantization.base import ExpertTerms, LinearMethod
 from ..quantization.config import LayerKind
 from ..specs import Moe
-from .activation import apply_activation
+from .activation import activation_of_experts, apply_activation
 from .base import BuildContext, Fusible, Layer
 from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from .mlp import GatedMLP
@@ -64,7 +64,8 @@ def local_experts(ctx: BuildContext, spec: Moe) -> range:
 
 class Experts(nn.ModuleDict):
     """The experts of which this rank has weights, by number. They are loaded one by one: on the CPU
-    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in].
+    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in] or,
+    packed, in [E, bytes].
 
     `needs_loop`: no kernel multiplies these experts together, and each is a few calls of its own.
     Raises ConfigError where the device cannot do that."""
@@ -83,27 +84,40 @@ class Experts(nn.ModuleDict):
         }
         super().__init__(experts)
         self._experts = list(experts.values())  # the same, typed
-        self.needs_loop = spec.bias or spec.activation != "silu"
+        self._has_terms = spec.bias or spec.activation != "silu"
+        self._biases: tuple[WeightStack, WeightStack] | None = None
+        self._terms: ExpertTerms | None = None  # made when they are loaded
+        self._activation = activation_of_experts(spec.activation)
         self._packed: ops.PackedExperts | None = None
         self._stacks: tuple[WeightStack, WeightStack] | None = None
-        methods = {
-            layer.method
-            for expert in self._experts
-            for layer in (expert.gate_up_proj, expert.down_proj)
-        }
+        methods = {expert.gate_up_proj.method for expert in self._experts}
+        down_methods = {expert.down_proj.method for expert in self._experts}
+        self._packs = all(method.packs_experts for method in methods | down_methods)
+        if len(methods) == 1 and len(down_methods) == 1 and self._packs:
+            down_methods = methods  # each product is packed in its own form
+        methods |= down_methods
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in methods):
             self._stack(ctx.device, methods)
+        if spec.bias:
+            self._biases = self._stack_biases()
+        self.needs_loop = self._has_terms and self._stacks is None
 
     @property
     def is_stacked(self) -> bool:
-        """Whether they are held in one tensor, [E, out, in]."""
+        """Whether those of a product are held in one tensor, [E, out, in] or, packed, [E, bytes]."""
         return self._stacks is not None
 
+    @property
+    def op(self) -> str:
+        """The op of the wheel that multiplies them."""
+        is_plain = self.is_stacked and not self._packs
+        return "fused_experts" if is_plain else "fused_experts_packed"
+
     def _stack(self, device: torch.device, methods: set[LinearMethod]) -> None:
-        if self.needs_loop:
+        if self._has_terms and device.type != "cpu" and not ops.has_triton():
             raise ConfigError(
-                "experts with biases or an activation other than silu have no kernel on "
-                f"{device.type}; they run on the CPU"
+                "experts with biases or an activation other than silu are Triton's on "
+                f"{device.type}, and it is not installed"
             )
         if len(methods) > 1:
             raise ConfigError("the experts of a layer are in several formats")
@@ -112,19 +126,50 @@ class Experts(nn.ModuleDict):
             expert.gate_up_proj.put_in(self._stacks[0], index)
             expert.down_proj.put_in(self._stacks[1], index)
 
+    def _stack_biases(self) -> tuple[WeightStack, WeightStack]:
+        """Where the biases of both products will lie, each in one tensor."""
+        stacks = (WeightStack(len(self._experts)), WeightStack(len(self._experts)))
+        for index, expert in enumerate(self._experts):
+            expert.gate_up_proj.put_bias_in(stacks[0], index)
+            expert.down_proj.put_bias_in(stacks[1], index)
+        return stacks
+
+    def terms(self) -> ExpertTerms:
+        """Biases, of those that this rank adds, and activation. After loading."""
+        if self._terms is None:
+            bias1 = None
+            bias2 = None
+            if self._biases is not None:
+                bias1 = self._biases[0].tensors["bias"]
+                if self._experts[0].down_proj.adds_bias:
+                    bias2 = self._biases[1].tensors["bias"]
+            self._terms = ExpertTerms(bias1=bias1, bias2=bias2, activation=self._activation)
+        return self._terms
+
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [T, hidden_size], weights float32 [T, top_k] and ids int32 [T, top_k] of each token's
         experts -> this rank's part of the weighted sum, [T, hidden_size]."""
         if not self._experts:  # more ranks than experts
             return torch.zeros_like(x)
         expert_map = self._expert_map
-        if self._stacks is not None:
+        if self._stacks is not None and not self._packs:
             w1, w2 = self._stacks
             method = self._experts[0].down_proj.method
-            return method.fused_experts(x, w1.tensors, w2.tensors, weights, ids, expert_map)
+            tensors = (w1.tensors, w2.tensors)
+            return method.fused_experts(x, *tensors, weights, ids, expert_map, self.terms())
         packed = self.packed()
         if packed is not None:
-            return ops.fused_experts_packed(x, packed, weights, ids, expert_map=expert_map)
+            terms = self.terms()
+            return ops.fused_experts_packed(
+                x,
+                packed,
+                weights,
+                ids,
+                bias1=terms.bias1,
+                bias2=terms.bias2,
+                activation=terms.activation,
+                expert_map=expert_map,
+            )
         return self._one_by_one(x, weights, ids)
 
     @property
@@ -193,8 +238,7 @@ class SparseMoe(Layer, Fusible):
                 )
         if self.experts.needs_loop:
             self.slow = "experts with biases or an activation other than silu, one after the other"
-        is_stacked = self.experts.is_stacked
-        experts_op = "fused_experts" if is_stacked else "fused_experts_packed"
+        experts_op = self.experts.op
         is_gated = self.shared_expert_gate is not None
         self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)
         self._spec = spec

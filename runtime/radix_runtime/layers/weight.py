@@ -1,5 +1,6 @@
 """WeightLayer: a layer whose weight is held by a method of some format."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class WeightStack:
     def __init__(self, count: int) -> None:
         self._count = count
         self.tensors: dict[str, torch.Tensor] = {}
+        self._form: Any = None  # of packed weights
 
     def put(self, name: str, index: int, value: torch.Tensor) -> torch.Tensor:
         """The place of layer `index` with a copy of its `value`; the memory of all is allocated
@@ -38,6 +40,15 @@ class WeightStack:
         if name not in self.tensors:
             self.tensors[name] = value.new_empty((self._count, *value.shape))
         return self.tensors[name][index].copy_(value)
+
+    def put_packed(self, name: str, index: int, value: ops.PackedWeight) -> ops.PackedWeight:
+        """The same with the bytes of a packed weight. One of another form than the first keeps
+        those that it has: `ops.PackedExperts` brings both to one form."""
+        if self._form is None:
+            self._form = value.descriptor
+        if value.descriptor != self._form:
+            return value
+        return dataclasses.replace(value, data=self.put(name, index, value.data))
 
 
 class WeightLayer(Layer):
@@ -62,6 +73,7 @@ class WeightLayer(Layer):
         if bias:
             self.declare(ParamSpec(name="bias", dims=(Outputs(),), dtype=ctx.dtype))
         self._stack: WeightStack | None = None
+        self._biases: WeightStack | None = None
         self._stack_index = 0
 
     def declare(self, spec: ParamSpec) -> None:
@@ -90,12 +102,19 @@ class WeightLayer(Layer):
         self._stack = stack
         self._stack_index = index
 
+    def put_bias_in(self, stack: WeightStack, index: int) -> None:
+        """The bias will be that of layer `index` of the stack, under the name `bias`."""
+        self._biases = stack
+        self._stack_index = index
+
     def hold(self, **values: Any) -> None:
         """What the method keeps of its parameters from now on, tensors or packed weights by name;
         nothing else of them stays in memory."""
         for name in self._of_method:
             delattr(self, name)
         for name, value in values.items():
+            if self._stack is not None and isinstance(value, ops.PackedWeight):
+                value = self._stack.put_packed(name, self._stack_index, value)
             if not isinstance(value, torch.Tensor):
                 setattr(self, name, value)
                 continue
@@ -124,6 +143,9 @@ class WeightLayer(Layer):
             super().fill_random(name, memory, generator)
 
     def finalize(self, name: str) -> None:
+        if name == "bias" and self._biases is not None and self.bias is not None:
+            place = self._biases.put(name, self._stack_index, self.bias.data)
+            self.bias = nn.Parameter(place, requires_grad=False)
         if name not in self._of_method:
             return
         self._missing.remove(name)

@@ -2,9 +2,8 @@
 
 from abc import abstractmethod
 
-from ..errors import ConfigError
 from .base import LinearMethod
-from .config import LayerKind, QuantizationConfig, Target, unquantized
+from .config import LayerKind, QuantizationConfig, Target, require_kernel, unquantized
 from .dense import Int4Method, Int8Method
 
 
@@ -33,23 +32,27 @@ class AtLoad(QuantizationConfig):
 
 
 class Int8AtLoad(AtLoad):
-    """INT8, the vocabulary matrix too."""
+    """INT8, the vocabulary matrix too. `quantizes_x`: x is taken in 8 bits, as the CPU multiplies
+    them fastest."""
+
+    def __init__(self, *, quantizes_x: bool) -> None:
+        self.quantizes_x = quantizes_x
 
     @classmethod
     def at_load(cls, name: str, target: Target) -> QuantizationConfig:
-        if not target.is_cpu:
-            raise ConfigError(f"--quantization {name} is for the CPU; GPUs have fp8")
-        return cls()
+        for kind in ("int8", name):
+            require_kernel(target, f"--quantization {name}", kind)
+        return cls(quantizes_x=target.is_cpu)
 
     def linear(self) -> LinearMethod:
-        return Int8Method()
+        return Int8Method(quantizes_x=self.quantizes_x)
 
     def head(self) -> LinearMethod:
-        return Int8Method()
+        return Int8Method(quantizes_x=self.quantizes_x)
 
 
 class Int4AtLoad(Int8AtLoad):
     """INT4; the vocabulary matrix is INT8."""
 
     def linear(self) -> LinearMethod:
-        return Int4Method()
+        return Int4Method(quantizes_x=self.quantizes_x)

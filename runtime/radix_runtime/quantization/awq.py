@@ -1,4 +1,4 @@
-"""`quant_method: awq` of checkpoints: 4 bits, on the CPU."""
+"""`quant_method: awq` of checkpoints: 4 bits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .config import (
     QuantizationConfig,
     Target,
     read_settings,
-    require_cpu,
+    require_kernel,
     unquantized,
 )
 from .names import is_listed
@@ -61,6 +61,10 @@ class AwqStorage(CodesStorage):
     @property
     def title(self) -> str:
         return "AWQ"
+
+    @property
+    def kind(self) -> str:
+        return "int4"
 
     def params(self, shape: LinearShape) -> Sequence[ParamSpec]:
         self.check_cut(shape)
@@ -104,7 +108,7 @@ class AwqConfig(QuantizationConfig):
 
     @classmethod
     def from_checkpoint(cls, raw: Mapping[str, Any], target: Target) -> QuantizationConfig:
-        require_cpu(target, "AWQ")
+        require_kernel(target, "AWQ", "int4")
         settings = read_settings(raw, AwqSettings)
         bits = settings.bits or settings.w_bit
         if bits != 4:

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,16 @@ from torch import nn
 from .. import ops
 from ..shortcuts import reset_shortcuts
 from .params import LinearShape, ParamSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTerms:
+    """What the experts of a layer have beside their weights: bias1 [E, outputs of gate and up] and
+    bias2 [E, hidden_size], or None for none, and the activation as `ops.fused_experts` takes it."""
+
+    bias1: torch.Tensor | None
+    bias2: torch.Tensor | None
+    activation: ops.Activation
 
 
 class LinearMethod(ABC):
@@ -31,6 +42,8 @@ class LinearMethod(ABC):
     # Experts of a layer are held in one tensor, [E, out, in], for `fused_experts`, wherever they
     # are; on a GPU they always are.
     stacks_experts: bool = False
+    # Experts are packed weights on a GPU too, which `ops.fused_experts_packed` multiplies by.
+    packs_experts: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -118,11 +131,12 @@ class LinearMethod(ABC):
         weights: torch.Tensor,
         ids: torch.Tensor,
         expert_map: torch.Tensor | None,
+        terms: ExpertTerms,
     ) -> torch.Tensor:
         """The weighted sum of experts that are held in one tensor: x [T, hidden_size], weights
         float32 [T, top_k] and ids int32 [T, top_k] -> [T, hidden_size]. w1, w2: what the layers of
         gate and up, and of down, hold, stacked, [E, ...], by name. expert_map: int32 [experts], the
-        numbers of this rank's, -1 for others."""
+        numbers of this rank's, -1 for others. terms: biases and activation."""
         raise NotImplementedError(f"{type(self).__name__} holds no experts in one tensor")
 
     def fill_random(

@@ -1,4 +1,4 @@
-"""Integer codes of a checkpoint, packed as they are by the kernel wheel: on the CPU."""
+"""Integer codes of a checkpoint, packed as they are by the kernel wheel."""
 
 import math
 from abc import abstractmethod
@@ -10,7 +10,7 @@ import torch
 from .. import ops
 from ..errors import ConfigError
 from .base import LinearMethod
-from .config import Target, require_cpu
+from .config import Target, require_kernel
 from .dense import DenseMethod
 from .params import Block, LinearShape
 from .storage import Storage, StorageMethod, check_finite
@@ -38,6 +38,12 @@ class CodesStorage(Storage):
 
     quantizes_x: bool = False
 
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The kind of `ops.pack_weight` that holds the codes: int8 or int4; where x is quantized
+        too, w8a8."""
+
     def check_cut(self, shape: LinearShape) -> None:
         """Raises ConfigError where a rank's share begins or ends inside of a word or group."""
         for part in shape.parts.values():
@@ -56,6 +62,7 @@ class CodesMethod(StorageMethod, DenseMethod):
     """Multiplies by the codes of the checkpoint, every one of which is kept."""
 
     storage: CodesStorage
+    packs_experts = True
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         """As in the checkpoint, with its scales of 16 bits, which are read as float32."""
@@ -79,17 +86,19 @@ class CodesMethod(StorageMethod, DenseMethod):
 
     def _packed(self, codes: Codes, dtype: torch.dtype) -> ops.PackedWeight:
         check_finite(codes.scales)
-        kind = codes.kind
-        if self.storage.quantizes_x:
-            kind = {"int8": "w8a8", "int4": "w4a8"}[kind]
         return ops.pack_weight(
-            codes.w, codes.scales, kind, zeros=codes.zeros, group=codes.group, dtype=dtype
+            codes.w,
+            codes.scales,
+            self.storage.kind,
+            zeros=codes.zeros,
+            group=codes.group,
+            dtype=dtype,
         )
 
 
 def codes_method(storage: CodesStorage, target: Target) -> LinearMethod:
     """What multiplies integer codes on this target. Raises ConfigError where nothing does."""
-    require_cpu(target, storage.title)
+    require_kernel(target, f"{storage.title} of checkpoints", storage.kind)
     return CodesMethod(storage)
 
 

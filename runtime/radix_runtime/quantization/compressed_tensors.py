@@ -1,5 +1,5 @@
 """`quant_method: compressed-tensors` of checkpoints: FP8 on GPUs and, widened, on the CPU; integers
-of 8 and 4 bits on the CPU."""
+of 8 and 4 bits, with activations of 8 bits on the CPU."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from .. import ops
 from ..errors import ConfigError
 from ..families.names import Rule
 from .base import LinearMethod
@@ -91,14 +92,36 @@ class QuantizationConfig(ABC):
         return methods[0]
 
 
-def require_cpu(target: Target, name: str) -> None:
-    """Raises ConfigError, with what would run, for a format that has kernels on the CPU alone."""
-    if not target.is_cpu:
-        raise ConfigError(
-            f"{name} checkpoints have no kernel on {target.device.type}, only on the CPU "
-            "(--device cpu); a GPU takes checkpoints in bfloat16 and float16 and FP8 ones (fp8, "
-            "compressed-tensors of 8-bit floats)"
+def has_kernel(target: Target, kind: str) -> bool:
+    """Whether something multiplies weights of a kind of `ops.pack_weight` there. The CPU's wheel
+    takes every kind."""
+    if target.is_cpu:
+        return True
+    return ops.weight_kernel(kind, target.device.type)[0] not in ("none", "reference")
+
+
+def require_kernel(target: Target, name: str, kind: str) -> None:
+    """Raises ConfigError, with what would run, for a format whose weights, of that kind of
+    `ops.pack_weight`, nothing multiplies there."""
+    if has_kernel(target, kind):
+        return
+    device = target.device.type
+    _, why = ops.weight_kernel(kind, device)
+    raise ConfigError(
+        f"{name} has no kernel on {device} ({why}), only on the CPU (--device cpu); {device} takes "
+        f"checkpoints in bfloat16 and float16, FP8 ones (fp8, compressed-tensors of 8-bit floats)"
+        f"{_integers_of(target)}"
+    )
+
+
+def _integers_of(target: Target) -> str:
+    """What is said of formats of few bits on a GPU."""
+    if has_kernel(target, "int4"):
+        return (
+            " and weights of 4 and 8 bits (awq, gptq, pack-quantized compressed-tensors, mxfp4, "
+            "GGUF files, --quantization int4 and int8)"
         )
+    return "; with Triton installed it also takes weights of 4 and 8 bits"
 
 
 def read_settings(raw: Mapping[str, Any], kind: type[Settings]) -> Settings:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from .. import ops
-from ..errors import ConfigError
-from .base import LinearMethod
+from .base import ExpertTerms, LinearMethod
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
 # What the CPU's wheel pads packed weights to, which narrow experts notice.
@@ -18,8 +17,8 @@ _INPUTS_OF_CODES = 64
 
 class DenseMethod(LinearMethod):
     """`layer.weight` is an [out, in] parameter until finalize; then the packed weight takes its
-    place, but for experts on a GPU, which are stacked. `kind` is that of `ops.pack_weight`; None,
-    the compute type, works on a GPU too."""
+    place, but for experts on a GPU in the compute type, which are stacked as they are. `kind` is
+    that of `ops.pack_weight`; None: the compute type."""
 
     kind: str | None = None
 
@@ -50,10 +49,10 @@ class DenseMethod(LinearMethod):
 
     def packed_weight(self, layer: Any) -> ops.PackedWeight | None:
         weight = layer.weight
-        # On a GPU no kernel reads more than `apply` does.
-        if isinstance(weight, ops.PackedWeight) and weight.data.device.type == "cpu":
-            return weight
-        return None
+        if not isinstance(weight, ops.PackedWeight):
+            return None
+        # On a GPU no kernel reads more than `apply` does, but that of experts.
+        return weight if weight.data.device.type == "cpu" or layer.is_stacked else None
 
     def plain_weight(self, layer: Any) -> torch.Tensor | None:
         weight = layer.weight
@@ -67,10 +66,7 @@ class DenseMethod(LinearMethod):
 
     def keep(self, layer: Any, weight: torch.Tensor) -> None:
         """The layer's weight is `weight` [out, in] from now on."""
-        on_cpu = weight.device.type == "cpu"
-        if self.kind is not None and not on_cpu:
-            raise ConfigError("--quantization int8 and int4 are for the CPU")
-        if on_cpu or not layer.is_stacked:
+        if weight.device.type == "cpu" or self.packs_experts or not layer.is_stacked:
             # Hopper's kernels fetch the first bytes of a packed weight before the kernel ahead of
             # them has ended: nothing in flight writes it.
             layer.hold(weight=ops.pack_weight(weight, kind=self.kind))
@@ -85,8 +81,19 @@ class DenseMethod(LinearMethod):
         weights: torch.Tensor,
         ids: torch.Tensor,
         expert_map: torch.Tensor | None,
+        terms: ExpertTerms,
     ) -> torch.Tensor:
-        return ops.fused_experts(x, w1["weight"], w2["weight"], weights, ids, expert_map=expert_map)
+        return ops.fused_experts(
+            x,
+            w1["weight"],
+            w2["weight"],
+            weights,
+            ids,
+            bias1=terms.bias1,
+            bias2=terms.bias2,
+            activation=terms.activation,
+            expert_map=expert_map,
+        )
 
 
 class PlainMethod(DenseMethod):
@@ -106,9 +113,13 @@ class PlainMethod(DenseMethod):
 
 
 class Int8Method(DenseMethod):
-    """8-bit weights with a scale for each output; x in 8 bits too, with a scale for each token."""
+    """8-bit weights with a scale for each output; with `quantizes_x` x in 8 bits too, with a scale
+    for each token."""
 
-    kind = "w8a8"
+    packs_experts = True
+
+    def __init__(self, *, quantizes_x: bool = True) -> None:
+        self.kind = "w8a8" if quantizes_x else "int8"
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         inputs = _padded(shape.in_features, _INPUTS_OF_CODES)
@@ -116,9 +127,13 @@ class Int8Method(DenseMethod):
 
 
 class Int4Method(DenseMethod):
-    """4-bit weights with a scale for each 64 inputs; x in 8 bits in the same groups."""
+    """4-bit weights with a scale for each 64 inputs; with `quantizes_x` x in 8 bits in the same
+    groups."""
 
-    kind = "w4a8"
+    packs_experts = True
+
+    def __init__(self, *, quantizes_x: bool = True) -> None:
+        self.kind = "w4a8" if quantizes_x else "int4"
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         groups = _padded(shape.in_features, _INPUTS_OF_CODES) // 64

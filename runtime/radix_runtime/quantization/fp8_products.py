@@ -8,7 +8,7 @@ import torch
 
 from .. import ops
 from ..errors import ConfigError
-from .base import LinearMethod
+from .base import ExpertTerms, LinearMethod
 from .dense import DenseMethod
 from .fp8 import BLOCK, Fp8Storage
 from .params import Inputs, LinearShape, Outputs, ParamSpec
@@ -67,6 +67,7 @@ class ScaledExperts(LinearMethod):
         weights: torch.Tensor,
         ids: torch.Tensor,
         expert_map: torch.Tensor | None,
+        terms: ExpertTerms,
     ) -> torch.Tensor:
         return ops.fused_experts(
             x,
@@ -76,6 +77,9 @@ class ScaledExperts(LinearMethod):
             ids,
             w1_scale=w1["weight_scale"],
             w2_scale=w2["weight_scale"],
+            bias1=terms.bias1,
+            bias2=terms.bias2,
+            activation=terms.activation,
             expert_map=expert_map,
             use_fp8_w8a8=self.quantizes_x,
         )

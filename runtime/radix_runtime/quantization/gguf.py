@@ -1,4 +1,4 @@
-"""GGUF files: on the CPU the codes of a file are kept, elsewhere they are widened as they load.
+"""GGUF files: the codes of a file are kept, or widened as they load on a GPU without a kernel.
 
 A product that merges tensors of several types (`attn_v` often has more bits than `attn_q`) is held
 in a form that has room for all of them (`gguf_forms.py`). No code is rounded."""
@@ -16,7 +16,14 @@ from ..errors import ConfigError
 from ..families.names import Named, Rule
 from ..families.tensor_views import TensorSource
 from .base import LinearMethod
-from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
+from .config import (
+    LayerKind,
+    QuantizationConfig,
+    Target,
+    has_kernel,
+    read_settings,
+    unquantized,
+)
 from .dense import DenseMethod
 from .gguf_forms import FORMS, SUPER, CodeForm, in_form, without_supers
 from .gguf_tensors import GgufTensor, UnpackedTensor
@@ -36,13 +43,16 @@ class GgufSettings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class GgufMethod(DenseMethod):
-    """Multiplies by the codes of the file. `quantizes_x`: x is quantized too, with a scale for each
-    group or super-block, as llama.cpp does; never where the compute type is float32."""
+    """Multiplies by the codes of the file. `quantizes_x`: on the CPU x is quantized too, with a
+    scale for each group or super-block, as llama.cpp does; never where the compute type is
+    float32."""
 
     quantizes_x = True
+    packs_experts = True
 
-    def __init__(self, form: CodeForm) -> None:
+    def __init__(self, form: CodeForm, *, on_cpu: bool) -> None:
         self.form = form
+        self.on_cpu = on_cpu
         self.input_unit = form.group
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
@@ -72,7 +82,7 @@ class GgufMethod(DenseMethod):
         if not self._keeps_form(layer.shape):
             parts = without_supers(parts, layer.shape.inputs, self.form.group)
             kind = "int4" if self.form.bits == 4 else "int8"
-            if self.quantizes_x and layer.compute_dtype != torch.float32:
+            if self.on_cpu and self.quantizes_x and layer.compute_dtype != torch.float32:
                 kind = {"int4": "w4a8", "int8": "w8a8"}[kind]
         weight = ops.pack_weight(
             parts["weight"],
@@ -110,13 +120,16 @@ class GgufConfig(QuantizationConfig):
     def __init__(self, types: Mapping[str, str], target: Target) -> None:
         self._types = types
         self._forms: dict[str, CodeForm] = {}
-        if not target.is_cpu:
+        self._on_cpu = target.is_cpu
+        if not (has_kernel(target, "int4") and has_kernel(target, "int8")):
             return
         joined: dict[str, CodeForm] = {}
         for name, kind in types.items():
             product = _MERGED.sub("merged", name)
             form = FORMS[kind]
-            if target.dtype == torch.float32:  # the other kinds round x
+            # The CPU's other kinds round x; a GPU has no super-blocks.
+            is_plain = target.dtype == torch.float32 if target.is_cpu else not form.is_float
+            if is_plain:
                 form = form.plain()
             joined[product] = joined.get(product, form).join(form)
         for name in types:
@@ -134,7 +147,7 @@ class GgufConfig(QuantizationConfig):
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
         form = self._forms.get(name)
         if form is not None:
-            return GgufMethod(form)
+            return GgufMethod(form, on_cpu=self._on_cpu)
         is_widened = name in self._types and kind.is_product
         return WidenedGguf() if is_widened else unquantized(kind)
 

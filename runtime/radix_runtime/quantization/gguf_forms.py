@@ -1,4 +1,4 @@
-"""How the codes of a GGUF file are held on the CPU: bits, groups, super-blocks, and what has room
+"""How the codes of a GGUF file are held: bits, groups, super-blocks, and what has room
 for tensors of several types."""
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`quant_method: gptq` of checkpoints: 4 and 8 bits, on the CPU."""
+"""`quant_method: gptq` of checkpoints: 4 and 8 bits."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,14 @@ from .codes import (
     groups_on_rank,
     reordered,
 )
-from .config import LayerKind, QuantizationConfig, Target, read_settings, require_cpu, unquantized
+from .config import (
+    LayerKind,
+    QuantizationConfig,
+    Target,
+    read_settings,
+    require_kernel,
+    unquantized,
+)
 from .names import is_listed
 from .params import EachPart, Fixed, Inputs, LinearShape, Outputs, ParamSpec
 from .storage import WidenableStorage, WidenedMethod
@@ -65,6 +72,10 @@ class GptqStorage(CodesStorage, WidenableStorage):
     def title(self) -> str:
         return f"GPTQ INT{self.bits}"
 
+    @property
+    def kind(self) -> str:
+        return f"int{self.bits}"
+
     def params(self, shape: LinearShape) -> Sequence[ParamSpec]:
         self.check_cut(shape)
         words = 32 // self.bits
@@ -88,7 +99,8 @@ class GptqStorage(CodesStorage, WidenableStorage):
         if not bool(((groups >= 0) & (groups < count)).all()):
             raise ValueError(f"has inputs of groups that are none of its {count}")
         if not self.has_order:
-            positions = torch.arange(inputs.first, inputs.first + inputs.size)
+            last = inputs.first + inputs.size
+            positions = torch.arange(inputs.first, last, device=groups.device)
             if not torch.equal(groups, positions // size - inputs.first // size):
                 raise ValueError("has inputs out of order; the configuration says desc_act false")
             if group != -1:
@@ -155,6 +167,7 @@ class ReorderedMethod(CodesMethod):
     inputs has parts of many groups, which no kernel takes: it is widened."""
 
     storage: GptqStorage
+    packs_experts = False
 
     def for_shape(self, shape: LinearShape) -> LinearMethod:
         is_cut = shape.inputs.size < shape.inputs.total
@@ -174,7 +187,6 @@ class GptqConfig(QuantizationConfig):
 
     @classmethod
     def from_checkpoint(cls, raw: Mapping[str, Any], target: Target) -> QuantizationConfig:
-        require_cpu(target, "GPTQ")
         settings = read_settings(raw, GptqSettings)
         if settings.bits not in (4, 8):
             raise ConfigError(
@@ -191,6 +203,7 @@ class GptqConfig(QuantizationConfig):
                     f"quantization_config: dynamic {rule!r} is not supported: layers can be left "
                     "out (-:), not be of other bits"
                 )
+        require_kernel(target, "GPTQ", f"int{settings.bits}")
         storage = GptqStorage(
             bits=settings.bits,
             group=settings.group_size,
@@ -211,6 +224,8 @@ class GptqConfig(QuantizationConfig):
         is_head = kind is LayerKind.HEAD and self._settings.lm_head
         if not (kind.is_product or is_head) or self._is_left_out(name, kind):
             return unquantized(kind)
+        if self._storage.has_order and kind is LayerKind.EXPERT and not self._target.is_cpu:
+            return WidenedMethod(self._storage)  # each expert has an order of its own
         if self._storage.has_order:
             return ReorderedMethod(self._storage)
         return codes_method(self._storage, self._target)

@@ -3,7 +3,8 @@ blocks of 32 inputs, each with a power of two (e8m0), as the OCP's microscaling 
 
 Twice such a float is an integer from -12 to 12: the CPU multiplies x in 8 bits by integers, which
 it looks up as it reads the floats' codes, and every weight keeps its value. With float32 as the
-compute type x is not rounded: the integers are held then. Elsewhere the weights are widened."""
+compute type x is not rounded: the integers are held then. A GPU multiplies x as it is by the
+floats; without a kernel there the weights are widened."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,14 @@ from ..families.names import Named, Rule
 from ..families.tensor_views import Flattened, TensorSource, TensorView
 from .base import LinearMethod
 from .codes import Codes, CodesMethod, CodesStorage
-from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
+from .config import (
+    LayerKind,
+    QuantizationConfig,
+    Target,
+    has_kernel,
+    read_settings,
+    unquantized,
+)
 from .names import is_listed
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 from .storage import WidenableStorage, WidenedMethod
@@ -50,6 +58,10 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
     @property
     def title(self) -> str:
         return "MXFP4"
+
+    @property
+    def kind(self) -> str:
+        return "int8"  # twice the floats
 
     def params(self, shape: LinearShape) -> Sequence[ParamSpec]:
         total = shape.inputs.total
@@ -88,24 +100,29 @@ class Mxfp4Storage(CodesStorage, WidenableStorage):
 
 
 class Mxfp4Method(CodesMethod):
-    """Multiplies by twice the floats: integers, looked up or, in float32, held in 8 bits."""
+    """Multiplies by the floats as they are in the file or, with `holds_integers`, by twice the
+    floats, integers held in 8 bits."""
 
     storage: Mxfp4Storage
+
+    def __init__(self, storage: Mxfp4Storage, *, holds_integers: bool) -> None:
+        super().__init__(storage)
+        self.holds_integers = holds_integers
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         self.storage.check_cut(shape)
         return super().params(shape, dtype)
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        """As in the checkpoint, padded; in float32 a byte for each weight, and scales of 16
+        """As in the checkpoint, padded; of integers a byte for each weight, and scales of 16
         bits."""
-        if dtype == torch.float32:
+        if self.holds_integers:
             weights = shape.out_features * shape.in_features
             return weights + weights // BLOCK * 2
         return packed_bytes(shape.out_features, shape.in_features)
 
     def finalize(self, layer: Any) -> None:
-        if layer.compute_dtype == torch.float32:
+        if self.holds_integers:
             super().finalize(layer)
             return
         weight = ops.pack_weight(
@@ -143,7 +160,11 @@ class Mxfp4Config(QuantizationConfig):
         if kind is not LayerKind.EXPERT or is_listed(name, self._ignored):
             return unquantized(kind)
         storage = Mxfp4Storage()
-        return Mxfp4Method(storage) if self._target.is_cpu else WidenedMethod(storage)
+        if not has_kernel(self._target, "mxfp4"):
+            return WidenedMethod(storage)
+        # The CPU's kernel of 4-bit floats rounds x.
+        in_float32 = self._target.dtype == torch.float32
+        return Mxfp4Method(storage, holds_integers=self._target.is_cpu and in_float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,5 +241,7 @@ def twice_the_floats(blocks: torch.Tensor) -> torch.Tensor:
 
 def half_powers(exponents: torch.Tensor) -> torch.Tensor:
     """Half of what e8m0 codes, uint8, stand for, float32."""
-    one = torch.ones_like(exponents, dtype=torch.float32)
-    return torch.ldexp(one, exponents.int() - 128)
+    # By their bits, since a power on a GPU may be rounded; the least two are subnormal.
+    codes = exponents.int()
+    bits = torch.where(codes < 2, (1 << 21) << codes.clamp(max=1), (codes - 1) << 23)
+    return bits.view(torch.float32)

@@ -39,7 +39,11 @@ class Int8Storage(CodesStorage):
 
     @property
     def title(self) -> str:
-        return "INT8"
+        return "INT8 with activations of 8 bits" if self.quantizes_x else "INT8"
+
+    @property
+    def kind(self) -> str:
+        return "w8a8" if self.quantizes_x else "int8"
 
     def params(self, shape: LinearShape) -> Sequence[ParamSpec]:
         self.check_cut(shape)
@@ -83,6 +87,10 @@ class PackedIntStorage(CodesStorage):
     @property
     def title(self) -> str:
         return f"INT{self.bits}"
+
+    @property
+    def kind(self) -> str:
+        return f"int{self.bits}"
 
     @property
     def _per_word(self) -> int:

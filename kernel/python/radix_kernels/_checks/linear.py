@@ -45,6 +45,11 @@ def check_linear(op: str, x: Any, weight: Any, bias: Any, residual: Any, out: An
         f"x has last dimension {x.shape[-1]}, expected {k} (inputs of weight)",
     )
     _checks.contiguous_last(op, "x", x)
+    check_ends(op, x, n, bias, residual, out)
+
+
+def check_ends(op: str, x: Any, n: int, bias: Any, residual: Any, out: Any) -> None:
+    """TypeError or ValueError unless what meets the n results of each row of x fits."""
     shape = (*x.shape[:-1], n)
     if out is not None:
         _checks.shape(op, "out", out, shape, "rows of x, outputs of weight")
@@ -57,10 +62,10 @@ def check_linear(op: str, x: Any, weight: Any, bias: Any, residual: Any, out: An
         _checks.same_dtype(op, "residual", residual, "x", x)
 
 
-def check_embedding(op: str, ids: Any, weight: Any, out: Any) -> None:
-    """TypeError or ValueError unless the tensors of `embedding` fit together."""
+def check_embedding(op: str, ids: Any, k: int, dtype: str, out: Any) -> None:
+    """TypeError or ValueError unless ids and out of `embedding` fit rows of k elements of dtype."""
     _checks.dtype(op, "ids", ids, _checks.INTS)
     _checks.rank(op, "ids", ids, 1)
-    _checks.rank(op, "weight", weight, 2)
-    _checks.shape(op, "out", out, (ids.shape[0], weight.shape[1]), "ids and columns of weight")
-    _checks.same_dtype(op, "out", out, "weight", weight)
+    _checks.shape(op, "out", out, (ids.shape[0], k), "ids and columns of weight")
+    if dtype_name(out) != dtype:
+        raise TypeError(f"{op}: out has dtype {out.dtype}, expected {dtype} (as weight)")

@@ -130,6 +130,16 @@ def check_experts(
     _checks.contiguous_last(op, "out", out)
 
 
+def check_biases(op: str, x: Any, bias1: Any, bias2: Any, experts: int, inter: int) -> None:
+    """The biases of `fused_experts` and `fused_experts_packed` of that width, or None for none."""
+    for name, bias, columns in (("bias1", bias1, 2 * inter), ("bias2", bias2, x.shape[1])):
+        if bias is None:
+            continue
+        _checks.dtype(op, name, bias, ("float32", str(x.dtype).rpartition(".")[2]))
+        _checks.shape(op, name, bias, (experts, columns), "experts, outputs")
+        _checks.require(op, bias.is_contiguous(), f"{name} is not contiguous")
+
+
 def check_packed_experts(
     op: str, x: Any, weights: Any, ids: Any, expert_map: Any, out: Any
 ) -> None:

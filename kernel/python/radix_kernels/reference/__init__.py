@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .activation import gated, gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .all_reduce import all_reduce, all_reduce_add_rmsnorm
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .fused_rope import fused_qk_norm_rope_store
@@ -91,6 +91,7 @@ __all__ = [
     "fused_experts",
     "fused_experts_packed",
     "fused_qk_norm_rope_store",
+    "gated",
     "gather_mla_kv",
     "gelu_and_mul",
     "gelu_tanh_and_mul",

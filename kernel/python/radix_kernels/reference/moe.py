@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..gating import Activation
 from ._out import finish
+from .activation import gated
 from .quantize import per_token_group_quant
 
 
@@ -122,6 +124,9 @@ def fused_experts(
     *,
     w1_scale: torch.Tensor | None = None,
     w2_scale: torch.Tensor | None = None,
+    bias1: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    activation: Activation = "silu",
     expert_map: torch.Tensor | None = None,
     use_fp8_w8a8: bool = False,
     out: torch.Tensor | None = None,
@@ -138,13 +143,18 @@ def fused_experts(
         token, place = (ids == expert).nonzero(as_tuple=True)
         if not 0 <= local < w1.shape[0] or not token.numel():
             continue
-        gate, up = (x[token] @ _weight(w1, w1_scale, local, compute_dtype).T).chunk(2, dim=1)
-        act = torch.nn.functional.silu(gate) * up
+        both = _with_bias(x[token] @ _weight(w1, w1_scale, local, compute_dtype).T, bias1, local)
+        gate, up = both.chunk(2, dim=1)
+        act = gated(gate, up, activation)
         if use_fp8_w8a8:
             act = quantized_activations(act.to(hidden_states.dtype).to(compute_dtype), w1.dtype)
-        value = act @ _weight(w2, w2_scale, local, compute_dtype).T
+        value = _with_bias(act @ _weight(w2, w2_scale, local, compute_dtype).T, bias2, local)
         result.index_add_(0, token, value * topk_weights[token, place, None].to(compute_dtype))
     return finish(result, out, hidden_states.dtype)
+
+
+def _with_bias(x: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
+    return x if bias is None else x + bias[expert].to(x.dtype)
 
 
 def _weight(

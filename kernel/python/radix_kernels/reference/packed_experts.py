@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from ..gating import Activation
+
 
 class Experts(Protocol):
     """What is read of `radix_kernels.PackedExperts`."""
@@ -14,9 +16,13 @@ class Experts(Protocol):
     @property
     def w1(self) -> Sized: ...
 
-    def gated_product(self, expert: int, x: torch.Tensor) -> torch.Tensor: ...
+    def gated_product(
+        self, expert: int, x: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    ) -> torch.Tensor: ...
 
-    def down_product(self, expert: int, x: torch.Tensor) -> torch.Tensor: ...
+    def down_product(
+        self, expert: int, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor: ...
 
 
 def fused_experts_packed(
@@ -25,13 +31,16 @@ def fused_experts_packed(
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
     *,
+    bias1: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    activation: Activation = "silu",
     expert_map: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `radix_kernels.fused_experts_packed`: one expert after the other, in the order of their
     numbers.
 
-    The products are the experts' own (`linear` and `linear_silu_and_mul`): only its kernel knows
+    The products are the experts' own (`linear`, or `linear_silu_and_mul`): only its kernel knows
     the layout of a packed weight. Reads topk_ids on the host.
     """
     x = hidden_states
@@ -44,12 +53,17 @@ def fused_experts_packed(
     for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
         pairs = order[begin : begin + count]
         begin += count
-        activated = experts.gated_product(expert, x[pairs // topk])
-        values[pairs] = experts.down_product(expert, activated)
+        rows = x[pairs // topk]
+        activated = experts.gated_product(expert, rows, _row(bias1, expert), activation)
+        values[pairs] = experts.down_product(expert, activated, _row(bias2, expert))
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for column in range(topk):
         total += topk_weights[:, column, None] * values[column::topk]
     return total.to(x.dtype) if out is None else out.copy_(total)
+
+
+def _row(bias: torch.Tensor | None, expert: int) -> torch.Tensor | None:
+    return None if bias is None else bias[expert]
 
 
 def _local(ids: torch.Tensor, expert_map: torch.Tensor | None, experts: int) -> torch.Tensor:

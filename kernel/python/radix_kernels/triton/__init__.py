@@ -7,8 +7,10 @@ know. Importing this package imports Triton and torch.
 from __future__ import annotations
 
 from .attention import flash_attn_varlen, flash_attn_with_kvcache
+from .experts_codes import fused_experts_codes
 from .fp8_gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
+from .linear_codes import linear_codes
 from .mla import mla_decode
 from .moe import fused_experts
 from .sampling import top_k_top_p_sampling
@@ -20,6 +22,8 @@ __all__ = [
     "fp8_blockwise_scaled_mm",
     "fp8_scaled_mm",
     "fused_experts",
+    "fused_experts_codes",
+    "linear_codes",
     "m_grouped_gemm_contiguous",
     "m_grouped_gemm_masked",
     "mla_decode",

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 import triton
 
+from ..gating import PLAIN, Gating
 from ..reference.moe import moe_align_block_size, quantized_activations
 from .float8_formats import multiplies
 from .moe_kernel import combine, product
@@ -99,6 +100,9 @@ def fused_experts(
     out: torch.Tensor,
     use_fp8_w8a8: bool = False,
     align: Align = moe_align_block_size,
+    bias1: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    gating: Gating = PLAIN,
 ) -> None:
     """See `radix_kernels.fused_experts`, which has checked the arguments.
 
@@ -118,7 +122,7 @@ def fused_experts(
     )
     run(
         hidden_states, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, expert_map, out,
-        up, down, use_fp8_w8a8, align=align,
+        up, down, use_fp8_w8a8, align=align, bias1=bias1, bias2=bias2, gating=gating,
     )  # fmt: skip
 
 
@@ -136,19 +140,24 @@ def run(
     down: Tiles,
     use_fp8_w8a8: bool = False,
     align: Align = moe_align_block_size,
+    bias1: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    gating: Gating = PLAIN,
 ) -> None:
     """`fused_experts` by given tiles; both products have the same rows."""
     tokens, topk = topk_ids.shape
     hidden = x.shape[1]
     fp8 = w1.dtype
-    pairs = _sort_pairs(topk_ids, w1.shape[0], expert_map, up.block_m, align)
+    pairs = sort_pairs(topk_ids, w1.shape[0], expert_map, up.block_m, align)
     activated = x.new_empty((pairs.count, w2.shape[2]))
     products = x.new_empty((pairs.count, hidden))
     # Quantised activations are widened again: the products are of the numbers that they stand for.
     source = _quantized(x, fp8) if use_fp8_w8a8 else x
-    _launch_product(source, w1, w1_scale, activated, pairs, up, topk=topk, gated=True)
+    first = _Weights(w=w1, scale=w1_scale, bias=bias1)
+    _launch_product(source, first, activated, pairs, up, topk=topk, gating=gating)
     source = _quantized(activated, fp8) if use_fp8_w8a8 else activated
-    _launch_product(source, w2, w2_scale, products, pairs, down, topk=1, gated=False)
+    second = _Weights(w=w2, scale=w2_scale, bias=bias2)
+    _launch_product(source, second, products, pairs, down, topk=1, gating=None)
     block = min(1024, 1 << (hidden - 1).bit_length())
     combine[(tokens, -(-hidden // block))](
         products, topk_weights, topk_ids, expert_map, out, out.stride(0),
@@ -158,7 +167,17 @@ def run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pairs:
+class _Weights:
+    """One product's matrices [E, N or 2 N, K], their scales and the biases [E, N or 2 N], or None
+    for none."""
+
+    w: torch.Tensor
+    scale: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
     """The (token, place) pairs of a batch, sorted by expert in blocks unless they are few.
 
     order: what `moe_align_block_size` returns, None three times where the pairs are not sorted.
@@ -179,17 +198,17 @@ class _Pairs:
         return self.order[0] is None
 
 
-def _sort_pairs(
+def sort_pairs(
     topk_ids: torch.Tensor,
     experts: int,
     expert_map: torch.Tensor | None,
     block_m: int,
     align: Align,
-) -> _Pairs:
+) -> Pairs:
     named = experts if expert_map is None else expert_map.shape[0]
     count = topk_ids.numel()
     if count <= FEW_PAIRS:
-        return _Pairs(
+        return Pairs(
             topk_ids=topk_ids,
             expert_map=expert_map,
             named_experts=named,
@@ -197,7 +216,7 @@ def _sort_pairs(
             order=(None, None, None),
         )
     order = align(topk_ids, named, block_m, expert_map=expert_map)
-    return _Pairs(
+    return Pairs(
         topk_ids=topk_ids,
         expert_map=expert_map,
         named_experts=named,
@@ -208,28 +227,33 @@ def _sort_pairs(
 
 def _launch_product(
     source: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
+    weights: _Weights,
     target: torch.Tensor,
-    pairs: _Pairs,
+    pairs: Pairs,
     tiles: Tiles,
     *,
     topk: int,
-    gated: bool,
+    gating: Gating | None,
 ) -> None:
-    """target [pairs, N] = the pairs' rows of source, each by its expert's matrix of weight [E, N or
-    2 N, K]. topk: how many pairs share a row of source. gated: silu(gate) * up of the two halves.
+    """target [pairs, N] = the pairs' rows of source, each by its expert's matrix of weights. topk:
+    how many pairs share a row of source. gating: what becomes of the two halves, gate and up, or
+    None.
     """
     n = target.shape[1]
+    weight = weights.w
+    scale = weights.scale
+    act = gating or PLAIN
     fp8 = weight.dtype
     widen = weight.element_size() == 1 and not multiplies(weight.device, fp8)
     if widen:
         weight = weight.view(torch.uint8)
     product[(pairs.blocks * -(-n // tiles.block_n),)](
-        source, weight, scale, pairs.topk_ids, pairs.expert_map, *pairs.order,
+        source, weight, scale, weights.bias, pairs.topk_ids, pairs.expert_map, *pairs.order,
         target, pairs.count, source.stride(0), target.stride(0),
         K=source.shape[1], N=n, NUM_EXPERTS=pairs.named_experts, LOCALS=weight.shape[0],
-        TOPK=topk, GATED=gated, FEW=pairs.are_few, MAPPED=pairs.expert_map is not None,
+        TOPK=topk, GATED=gating is not None, ACTIVATION=act.number, ALPHA=act.alpha,
+        LIMIT=act.limit, BIASED=weights.bias is not None,
+        FEW=pairs.are_few, MAPPED=pairs.expert_map is not None,
         SCALE=_scale_kind(scale), WIDEN=widen, FNUZ=fp8 == torch.float8_e4m3fnuz,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         GROUP=tiles.group, SWAP=tiles.swap,

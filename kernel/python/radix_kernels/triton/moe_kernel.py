@@ -4,8 +4,9 @@ Bound by bytes while an expert has fewer than about 150 tokens (each weight is r
 them), by math beyond. A pair is one (token, place in its top-k); pairs are the rows of every
 product.
 
-    up       act[pair] = silu(W1[e] gate half @ x[token]) * (W1[e] up half @ x[token])
-    down     part[pair] = W2[e] @ act[pair]
+    up       act[pair] = gated(W1[e] gate half @ x[token], W1[e] up half @ x[token]), with biases
+             silu(gate) * up, or another activation
+    down     part[pair] = W2[e] @ act[pair] + bias
     combine  out[token] = sum over its pairs of topk_weight * part[pair], in order, in float32
 
 A program of `product` owns BLOCK_M pairs of one expert and BLOCK_N columns of the result. Which
@@ -25,11 +26,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..gating import GELU as _GELU
+from ..gating import GELU_TANH as _GELU_TANH
+from ..gating import SWIGLU_CLAMPED as _SWIGLU_CLAMPED
 from .float8 import widened
+
+GELU = tl.constexpr(_GELU)
+GELU_TANH = tl.constexpr(_GELU_TANH)
+SWIGLU_CLAMPED = tl.constexpr(_SWIGLU_CLAMPED)
 
 
 @triton.jit
-def _local_expert(
+def local_expert(
     ids, expert_map, at, mask, NUM_EXPERTS: tl.constexpr, LOCALS: tl.constexpr, MAPPED: tl.constexpr
 ):
     """The expert of a pair as the weights, of LOCALS experts, number it; -1: it adds nothing
@@ -58,12 +66,40 @@ def _scaled_dot(x, w, acc, scale, SWAP: tl.constexpr, M: tl.constexpr, N: tl.con
     return acc + part * (scale[:, None] if SWAP else scale[None, :])
 
 
+@triton.jit
+def row_bias(bias, n, in_n, SWAP: tl.constexpr):
+    """The biases of rows n of w, along the side of a sum that has those rows."""
+    value = tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
+    if SWAP:
+        return value[:, None]
+    else:  # as in _dot
+        return value[None, :]
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """The gated activation of `gating`; a comparison with a NaN is false, so that it stays one."""
+    if ACTIVATION == SWIGLU_CLAMPED:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, up)
+        up = tl.where(up < -LIMIT, -LIMIT, up)
+        return gate * tl.sigmoid(gate * ALPHA) * (up + 1.0)
+    elif ACTIVATION == GELU:
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    elif ACTIVATION == GELU_TANH:  # x/2 (1 + tanh u) = x sigmoid(2 u)
+        u = 0.7978845608028654 * gate * (1.0 + 0.044715 * gate * gate)
+        return gate * tl.sigmoid(2.0 * u) * up
+    else:
+        return gate * tl.sigmoid(gate) * up
+
+
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
 @triton.jit(do_not_specialize=["pairs"])
 def product(
     x,
     w,
     scale,
+    bias,
     ids,
     expert_map,
     sorted_ids,
@@ -79,6 +115,10 @@ def product(
     LOCALS: tl.constexpr,
     TOPK: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BIASED: tl.constexpr,
     FEW: tl.constexpr,
     MAPPED: tl.constexpr,
     SCALE: tl.constexpr,
@@ -90,8 +130,8 @@ def product(
     GROUP: tl.constexpr,
     SWAP: tl.constexpr,
 ):
-    """N columns of results from rows of K. GATED: w has 2 N rows, the halves become silu(first) *
-    second.
+    """N columns of results from rows of K. GATED: w has 2 N rows, the halves become ACTIVATION of
+    first and second. BIASED: bias has a number for each row of w.
 
     TOPK: pairs per row of x (1: x has a row for each pair). SCALE: 0 none, 1 per expert, 2 per
     block of 128 x 128. WIDEN: w is bytes of FP8 (FNUZ: e4m3fnuz) that the chip does not know.
@@ -101,12 +141,12 @@ def product(
     if FEW:
         pair = program // columns
         column = program % columns
-        expert = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED)
+        expert = local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED)
         if expert < 0:
             return
         row = tl.arange(0, BLOCK_M)
         mine = (
-            _local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
+            local_expert(ids, expert_map, row, row < pairs, NUM_EXPERTS, LOCALS, MAPPED) == expert
         )
         if tl.min(tl.where(mine, row, BLOCK_M), 0) < pair:
             return
@@ -175,8 +215,13 @@ def product(
         factor = tl.load(scale + expert)
         acc *= factor
         up *= factor
+    if BIASED:
+        bias += expert.to(tl.int64) * ROWS
+        acc += row_bias(bias, n, in_n, SWAP)
+        if GATED:
+            up += row_bias(bias + N, n, in_n, SWAP)
     if GATED:
-        acc = acc * tl.sigmoid(acc) * up
+        acc = gated(acc, up, ACTIVATION, ALPHA, LIMIT)
     if SWAP:
         acc = tl.trans(acc)
     tl.store(
@@ -209,7 +254,7 @@ def combine(
     acc = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(TOPK):
         pair = token * TOPK + place
-        here = _local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED) >= 0
+        here = local_expert(ids, expert_map, pair, True, NUM_EXPERTS, LOCALS, MAPPED) >= 0
         value = tl.load(part + pair * HIDDEN + column, mask=inside & here, other=0.0)
         acc += tl.where(here, tl.load(weights + pair), 0.0) * value.to(tl.float32)
     tl.store(out + token * out_row + column, acc.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,69 @@
+"""The weights of many experts in one tensor, as kernels of a GPU read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from . import _arrays, _checks
+from ._lazy import torch
+from .codes_layout import CODES_LAYOUT, CodesForm, convert
+from .packed_weight import PackedWeight
+
+
+def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[PackedWeight, ...], Any]:
+    """The same weights, of one form, as rows of one tensor, and the tensor: uint8 [E, bytes].
+
+    Nothing is copied where they are of one form and lie in one tensor already, one behind the
+    other. Of different forms are those of which some alone have zero points, or whose scales differ
+    in dtype. ValueError for weights that cannot be of one form.
+    """
+    forms = [weight.descriptor for weight in weights]
+    found = None
+    if all(form == forms[0] for form in forms):
+        found = _rows_of_one(weights)
+        if found is not None:
+            return tuple(weights), found
+        data = torch.stack([_arrays.as_torch(weight.data) for weight in weights])
+        form = forms[0]
+    else:
+        form = _joint(op, forms)
+        size = form.nbytes
+        data = torch.zeros((len(weights), size), dtype=torch.uint8, device=weights[0].data.device)
+        for row, weight in zip(data, weights, strict=True):
+            convert(weight.parts, row, form)
+    held = (
+        replace(weight, data=row, descriptor=form, zeros=form.zeros, scale_dtype=form.scale_dtype)
+        for row, weight in zip(data, weights, strict=True)
+    )
+    return tuple(held), data
+
+
+def is_stackable(weight: PackedWeight) -> bool:
+    """Whether `stack_weights` takes it."""
+    return weight.layout == CODES_LAYOUT
+
+
+def _rows_of_one(weights: Sequence[PackedWeight]) -> Any:
+    """The tensor [E, bytes] of which weights of one size are the rows; None: there is none."""
+    first = _arrays.as_torch(weights[0].data)
+    size = first.shape[0]
+    for index, weight in enumerate(weights):
+        data = _arrays.as_torch(weight.data)
+        is_next = data.storage_offset() == first.storage_offset() + index * size
+        if not is_next or data.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+    return first.as_strided((len(weights), size), (size, 1))
+
+
+def _joint(op: str, forms: Sequence[CodesForm]) -> CodesForm:
+    """A form that holds the codes of all."""
+    first = forms[0]
+    scale_dtype = first.scale_dtype
+    for form in forms:
+        alike = replace(form, zeros=first.zeros, scale_dtype=first.scale_dtype)
+        _checks.require(op, alike == first, f"experts differ in form: {first} and {form}")
+        if form.scale_dtype != scale_dtype:
+            scale_dtype = "float32"
+    return replace(first, zeros=any(form.zeros for form in forms), scale_dtype=scale_dtype)
