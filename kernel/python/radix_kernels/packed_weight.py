@@ -12,9 +12,11 @@ from typing import Any, TypedDict, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
+from ._checks.linear import check_codes_of_numbers
 from ._lazy import torch
 
 REFERENCE_LAYOUT = "reference"
+FRAGMENT_LAYOUT = "fragments64"  # of Hopper's library
 
 # Kinds of weights as the library numbers them.
 _KINDS = {
@@ -26,6 +28,7 @@ _SMALL_CODES = ("int4", "w4a8")
 _SUPER_INPUTS = 256
 _SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
 _GROUPS = {**_SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
+_HOPPER_KINDS = ("int4", "int8", "mxfp4")  # that its library packs, of codes and scales alone
 _PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
 
 
@@ -89,7 +92,7 @@ def pack_weight(
     """Lay out w for `linear` and `embedding` on its device. The result holds a copy: w may be
     freed.
 
-    kind: None or `dense` keeps w's dtype; the others are quantized, on the CPU alone:
+    kind: None or `dense` keeps w's dtype; the others are quantized:
 
     - `int8`, `w8a8`: element = code * scale (+ min). w: int8 [N, K].
     - `int4`, `w4a8`: element = (code - zero) * scale, code 0 .. 15. w: uint8 [N, ceil(K / 2)],
@@ -109,16 +112,18 @@ def pack_weight(
     for whole rows. mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128,
     for 8-bit codes also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64
     for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
-    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer
-    (GPTQ, AWQ, GGUF).
+    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer.
     `int8`, `int4`, `w8a8` and `w4a8` without scales: w is [N, K] bfloat16, float16 or float32 and
     is quantized here, to the nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4
     bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
+    On a Hopper GPU: `int4`, `int8` and `mxfp4` of codes and scales, without mins, in groups of 32,
+    64, 128 or whole rows (`int4` too), for x in 16 bits, which `mxfp4` there takes as it is.
+
     dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
     On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
-    ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one without
-    the CPU library).
+    ValueError (shape, stride, value), NotImplementedError (another kind, or one that the library
+    for w's device does not pack).
     """
     op = "pack_weight"
     if kind is None:
@@ -144,7 +149,7 @@ def pack_weight(
             raise ValueError(f"{op}: {name} is given, but a dense weight has none")
     n, k = _check_matrix(op, w)
     name = _arrays.dtype_name(w)
-    run = _dispatch.native(op, w)
+    run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
         return PackedWeight(data=_copied_bytes(w), layout=REFERENCE_LAYOUT, n=n, k=k, dtype=name)
     desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name)
@@ -156,9 +161,14 @@ def pack_weight(
 def _copied_bytes(w: Array) -> Any:
     """The rows of w, one after the other, in memory of their own: uint8 on its device."""
     rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
-    if rows.is_cuda:
-        torch.cuda.current_stream(rows.device).synchronize()
+    _wait(rows)
     return rows.view(-1).view(torch.uint8)
+
+
+def _wait(data: Any) -> None:
+    """Until a GPU has written data: kernels that start early count on it."""
+    if data.is_cuda:
+        torch.cuda.current_stream(data.device).synchronize()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +185,7 @@ class _Numbers:
 def _pack_quantized(
     op: str, w: Any, kind: str, *, numbers: _Numbers, group: int | None, dtype: Any
 ) -> PackedWeight:
-    run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
-    if run is None:
-        raise NotImplementedError(
-            f"{op}: {kind} weights need the CPU library and a weight in its memory"
-        )
+    run = _packing(op, w, kind, numbers)
     _check_numbers(op, kind, numbers, dtype)
     zeros = numbers.zeros
     scales = numbers.scales
@@ -193,6 +199,8 @@ def _pack_quantized(
     desc = _descriptor(**found, kind=kind, zeros=zeros is not None, mins=mins is not None)
     data = _aligned_bytes(w, desc.nbytes)
     run(w, scales, zeros, mins, numbers.sub_scales, numbers.sub_mins, desc, data)
+    if desc.layout == FRAGMENT_LAYOUT:
+        _wait(_arrays.as_torch(data))
     return PackedWeight(
         data=data,
         layout=desc.layout,
@@ -202,6 +210,20 @@ def _pack_quantized(
         descriptor=desc,
         **found,
     )
+
+
+def _packing(op: str, w: Any, kind: str, numbers: _Numbers) -> _dispatch.Native:
+    on_cpu = _arrays.device_type(w) == "cpu"
+    is_packed_there = on_cpu or (kind in _HOPPER_KINDS and numbers.scales is not None)
+    run = _dispatch.native(op, w) if is_packed_there else None
+    if run is None:
+        raise NotImplementedError(
+            f"{op}: {kind} weights need the CPU library and a weight in its memory; on a Hopper GPU"
+            f" {', '.join(_HOPPER_KINDS)} of codes and scales are packed"
+        )
+    if not on_cpu:
+        check_codes_of_numbers(op, numbers.zeros, numbers.scales)
+    return run
 
 
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
@@ -289,7 +311,7 @@ def _descriptor(
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:
     """The group size that gives so many groups of K."""
     sizes = [size for size in (32, 64, 128) if -(-k // size) == groups]
-    if groups == 1 and not small:
+    if groups == 1 and not (small and sizes):
         return 0
     _checks.require(
         op,
@@ -370,9 +392,9 @@ def row_major(weight: PackedWeight | Array) -> Any:
 
 
 def _aligned_bytes(w: Array, size: int) -> Array:
-    """uint8 [size] that begins on a cache line, which numpy does not promise."""
+    """uint8 [size] that begins at a multiple of 128 bytes, which numpy does not promise."""
     if _arrays.is_torch(w):
         return _arrays.empty(w, (size,), "uint8")
-    data = _arrays.empty(w, (size + 63,), "uint8")
-    skip = -_arrays.as_torch(data).data_ptr() % 64  # bytes up to the next cache line
+    data = _arrays.empty(w, (size + 127,), "uint8")
+    skip = -_arrays.as_torch(data).data_ptr() % 128
     return data[skip : skip + size]
