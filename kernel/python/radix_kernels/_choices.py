@@ -10,6 +10,10 @@ from __future__ import annotations
 # Up to so many rows of x Hopper's dense kernels are ahead of cuBLAS with nothing fused.
 HOPPER_ROWS = 64
 
+# Up to so many rows of x the product reads a quantized weight as it is packed on a GPU; of more,
+# the weight is widened to x's dtype first (docs/kernels/quantized.md).
+QUANTIZED_ROWS = 64
+
 _MEBIBYTE = 1 << 20
 
 

@@ -58,7 +58,8 @@ class OpSpec:
 
     module: the module of the package that defines it. dtypes: what it takes everywhere;
     more_dtypes: what it takes besides with the library of a backend (keys and values with scales,
-    AMD's FP8). kernels: those it calls, at most one for a backend. note: what `capabilities()` says
+    AMD's FP8). kernels: those it calls; where two are of one backend, `capabilities()` describes
+    the first. note: what `capabilities()` says
     of a native kernel on a GPU that does not serve every call. doc: the page in docs/kernels; test:
     the file in tests/kernel; bench: the family of `python -m bench.kernels`, '' where it has no
     case of its own.
@@ -89,8 +90,11 @@ _HOPPER_NO_FLOAT32 = Library("cuda", arch="sm_90", refuses=("float32",))
 _EVERYWHERE = (_CPU, _CUDA, _ROCM)
 _GPUS = (_CUDA, _ROCM)
 
-_LINEAR_PACKED = Kernel(name="linear_packed", family="linear", libraries=(_CPU,), torch=True)
-# Triton's alone: weights of codes on GPUs.
+_PACKED_WEIGHTS = (_CPU, _HOPPER_NO_FLOAT32)
+_LINEAR_PACKED = Kernel(
+    name="linear_packed", family="linear", libraries=_PACKED_WEIGHTS, torch=True
+)
+# Triton's alone: weights of codes on GPUs without a kernel of the library for them.
 _LINEAR_CODES = Kernel(name="linear_codes", family="linear", libraries=(), triton=True)
 _LINEAR_DENSE = Kernel(
     name="linear_dense", family="gemm", libraries=(_HOPPER_NO_FLOAT32,), torch=True
@@ -102,8 +106,8 @@ _SAMPLING = Kernel(
 
 # Called through the dispatch by functions that are no ops themselves.
 PACKING = (
-    Kernel(name="pack_weight", family="linear", libraries=(_CPU,), torch=True),
-    Kernel(name="unpack_weight", family="linear", libraries=(_CPU,)),
+    Kernel(name="pack_weight", family="linear", libraries=_PACKED_WEIGHTS, torch=True),
+    Kernel(name="unpack_weight", family="linear", libraries=_PACKED_WEIGHTS),
 )
 
 # fmt: off
@@ -211,7 +215,7 @@ OPS = (
     ),
     OpSpec(
         name="linear", module="linear", dtypes=FLOATS,
-        kernels=(_LINEAR_CODES, _LINEAR_PACKED, _LINEAR_DENSE),
+        kernels=(_LINEAR_DENSE, _LINEAR_PACKED, _LINEAR_CODES),
         note="native kernel up to 64 rows and with a residual, else the vendor's BLAS",
         doc="linear.md", test="test_linear.py", bench="linear",
     ),
@@ -222,7 +226,7 @@ OPS = (
     ),
     OpSpec(
         name="linear_silu_and_mul", module="gemm", dtypes=FLOATS,
-        kernels=(_LINEAR_CODES, _LINEAR_PACKED, _LINEAR_DENSE),
+        kernels=(_LINEAR_DENSE, _LINEAR_PACKED, _LINEAR_CODES),
         doc="gemm.md", test="test_gemm.py", bench="gemm",
     ),
     OpSpec(
@@ -271,7 +275,12 @@ OPS = (
     ),
     OpSpec(
         name="embedding", module="linear", dtypes=FLOATS,
-        kernels=(Kernel(name="embedding_packed", family="linear", libraries=(_CPU,), torch=True),),
+        kernels=(
+            Kernel(
+                name="embedding_packed", family="linear", libraries=_PACKED_WEIGHTS, torch=True
+            ),
+        ),
+        note="native kernel for quantized weights, else torch",
         doc="linear.md", test="test_linear.py",
     ),
     OpSpec(

@@ -1,8 +1,11 @@
 """What runs a dense product `x @ weight.T`, for `linear` and its kin.
 
     packed      a weight in the order of the CPU library: its kernels. Bits of a row depend on
-                neither the other rows nor the number of threads
-    codes       a quantized weight on a GPU, in rows of codes: Triton's kernel
+                neither the other rows nor the number of threads. A quantized weight in the order of
+                Hopper's library: its kernel up to `_choices.QUANTIZED_ROWS` rows, where a row's
+                bits depend neither on the other rows nor on their number within 1 .. 16 and
+                17 .. 64; of more, the weight is widened to x's dtype and goes the ways below
+    codes       any other quantized weight on a GPU, in rows of codes: Triton's kernel
     Hopper      on sm_90, 16-bit operands whose rows begin at multiples of 16 bytes, K in multiples
                 of 8: up to 64 rows unless cuBLAS is ahead (`_choices.blas_is_ahead`); of more, N in
                 multiples of 8, where something is fused (a residual, a gate) and cuBLAS is not
@@ -22,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _choices, _dispatch
+from . import _checks, _choices, _dispatch
 from ._arrays import Array, as_torch, dtype_name, is_torch, torch_views
 from ._checks import HALVES
 from ._checks.linear import check_ends, check_linear, check_packed
 from ._lazy import reference, torch
 from .codes_layout import CODES_LAYOUT, values
-from .packed_weight import PackedWeight, is_packed, row_major
+from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, is_packed, row_major
 
 # Epilogues as the library numbers them.
 NO_GATE = 0
@@ -62,7 +65,10 @@ def run_packed(
     if weight.layout == CODES_LAYOUT:
         return _run_codes(op, x, weight, bias, residual, gate, out)
     run = packed_kernel(op, "linear_packed", x, weight)
-    run(x, weight.data, weight.descriptor, bias, residual, gate, out)
+    if weight.layout == FRAGMENT_LAYOUT:
+        _run_fragments(op, run, weight, gate, torch_views(x, bias, residual, out))
+    else:
+        run(x, weight.data, weight.descriptor, bias, residual, gate, out)
     return out
 
 
@@ -105,6 +111,51 @@ def _run_reference(
     reference.linear_silu_and_mul(
         x, wide, interleaved=interleaved, out=out, compute_dtype=reference.float32()
     )
+
+
+def widened(op: str, x: Array, weight: PackedWeight | Array) -> PackedWeight | Array:
+    """The weight as the product with x takes it: a quantized one on a GPU that meets more rows than
+    its kernel takes becomes row-major [N, K] of x's dtype; any other is itself."""
+    if not isinstance(weight, PackedWeight) or weight.layout != FRAGMENT_LAYOUT:
+        return weight
+    run = packed_kernel(op, "embedding_packed", x, weight)
+    given = as_torch(x)
+    if given.numel() <= _choices.QUANTIZED_ROWS * weight.k:
+        return weight
+    rows = _padded(given, weight.n, weight.k)
+    run(None, weight.data, weight.descriptor, rows)
+    return rows
+
+
+def _run_fragments(
+    op: str, run: _dispatch.Native, weight: PackedWeight, gate: int, tensors: tuple[Any, ...]
+) -> None:
+    """The product by Hopper's kernel, which takes matrices."""
+    x, bias, residual, out = tensors
+    shape = (*x.shape[:-1], weight.n if gate == NO_GATE else weight.n // 2)
+    _checks.shape(op, "out", out, shape, "rows of x, outputs of weight")
+    if residual is not None:
+        _checks.shape(op, "residual", residual, shape, "as out")
+        residual = _flat(residual)
+    is_matrix = out.ndim == 2 or out.is_contiguous()
+    result = _flat(out) if is_matrix else out.new_empty((x.numel() // weight.k, shape[-1]))
+    run(_aligned_rows(_flat(x)), weight.data, weight.descriptor, bias, residual, gate, result)
+    if not is_matrix:
+        out.copy_(result.view(out.shape))
+
+
+def _aligned_rows(x: Any) -> Any:
+    """x [M, K], in a copy where rows of it do not begin at multiples of 16 bytes."""
+    steps = x.shape[0] < 2 or x.stride(0) % 8 == 0
+    is_dense = x.stride(1) == 1 or x.shape[1] == 1
+    if not is_dense or (steps and x.data_ptr() % 16 == 0):
+        return x  # what is not dense the library refuses
+    return _padded(x, *x.shape).copy_(x)
+
+
+def _padded(x: Any, rows: int, columns: int) -> Any:
+    """An uninitialised [rows, columns] like x whose rows begin at multiples of 16 bytes."""
+    return x.new_empty((rows, -(-columns // 8) * 8))[:, :columns]
 
 
 def hopper_kernel(

@@ -13,7 +13,7 @@ from . import _arrays, _checks, _dispatch
 from ._arrays import Array, torch_views
 from ._checks.gemm import check_blockwise_scaled_mm, check_bmm, check_ranks, check_scaled_mm
 from ._lazy import reference
-from ._products import GATE_HALVES, GATE_INTERLEAVED, hopper_kernel, run_hopper, run_packed
+from ._products import GATE_HALVES, GATE_INTERLEAVED, hopper_kernel, run_hopper, run_packed, widened
 from .activation import silu_and_mul
 from .codes_layout import CODES_LAYOUT
 from .linear import linear
@@ -45,6 +45,7 @@ def linear_silu_and_mul(
     gate = GATE_INTERLEAVED if interleaved else GATE_HALVES
     if out is None:
         out = _arrays.empty(x, shape)
+    weight = widened(op, x, weight)
     run = hopper_kernel(x, weight, out=out, gated=True) if features % 8 == 0 else None
     if run is not None:
         run_hopper(run, x, weight, None, None, gate, out)

@@ -16,9 +16,10 @@ from ._products import (
     run_hopper,
     run_packed,
     run_torch,
+    widened,
 )
 from .codes_layout import CODES_LAYOUT, values
-from .packed_weight import PackedWeight, is_packed, row_major
+from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, is_packed, row_major
 
 
 def linear(
@@ -41,7 +42,9 @@ def linear(
     logits should be, not at all. The quantized kinds of weight: see `pack_weight`; a NaN or
     infinity in x makes its whole row of outputs not finite. With a packed weight on the CPU a row's
     bits depend on neither the other rows nor the number of threads; in Hopper's kernels neither on
-    the other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and above.
+    the other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and above. A
+    quantized weight on a GPU meets more than 64 rows rounded to x's dtype (one rounding an
+    element); up to 64 its codes and scales are exact.
     torch, which runs the rest (docs/kernels/gemm.md says when), promises no such thing and refuses
     strides of 2**31 and more (RuntimeError). Errors: TypeError (dtype), ValueError (shape, stride).
     """
@@ -49,6 +52,7 @@ def linear(
     name = read_out_dtype(op, x, out_dtype, out)
     bias = dense_last(bias)
     residual = dense_last(residual)
+    weight = widened(op, x, weight)
     if is_packed(weight):
         if out is None:
             out = _empty_out(x, weight, name)
@@ -85,7 +89,7 @@ def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]
     rows = tuple(x.shape[:1])
     ids = _arrays.empty(x, rows, "int32")
     maxima = _arrays.empty(x, rows, "float32")
-    if is_packed(weight) and weight.layout != CODES_LAYOUT:
+    if is_packed(weight) and weight.layout not in (CODES_LAYOUT, FRAGMENT_LAYOUT):
         run = packed_kernel(op, op, x, weight)
         run(x, weight.data, weight.descriptor, ids, maxima)
         return ids, maxima

@@ -7,16 +7,18 @@ GPU, `codes` (codes_layout.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypedDict, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
+from ._checks.linear import check_codes_of_numbers
 from ._lazy import torch
-from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, split
+from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, split, unpack
 
 REFERENCE_LAYOUT = "reference"
+FRAGMENT_LAYOUT = "fragments64"  # of Hopper's library
 
 # Kinds of weights as the library numbers them.
 KINDS = {
@@ -29,6 +31,9 @@ SUPER_INPUTS = 256
 SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
 _GROUPS = {**SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
 PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
+# What Hopper's library packs: groups, and dtypes of x. All else on a GPU is held in rows of codes.
+_HOPPER_GROUPS = (0, 32, 64, 128)
+_HOPPER_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,9 @@ def pack_weight(
     is quantized here, to the nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4
     bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
+    On a Hopper GPU the library has an order of its own for weights without mins, in groups of 32,
+    64, 128 or whole rows, for x in 16 bits; what else a GPU takes is held in rows of codes.
+
     dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
     On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
     ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one that
@@ -153,7 +161,7 @@ def pack_weight(
             raise ValueError(f"{op}: {name} is given, but a dense weight has none")
     n, k = _check_matrix(op, w)
     name = _arrays.dtype_name(w)
-    run = _dispatch.native(op, w)
+    run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
         return PackedWeight(data=_copied_bytes(w), layout=REFERENCE_LAYOUT, n=n, k=k, dtype=name)
     desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name)
@@ -165,9 +173,14 @@ def pack_weight(
 def _copied_bytes(w: Array) -> Any:
     """The rows of w, one after the other, in memory of their own: uint8 on its device."""
     rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
-    if rows.is_cuda:
-        torch.cuda.current_stream(rows.device).synchronize()
+    _wait(rows)
     return rows.view(-1).view(torch.uint8)
+
+
+def _wait(data: Any) -> None:
+    """Until a GPU has written data: kernels that start early count on it."""
+    if data.is_cuda:
+        torch.cuda.current_stream(data.device).synchronize()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,18 +197,11 @@ class _Numbers:
 def _pack_quantized(
     op: str, w: Any, kind: str, *, numbers: _Numbers, group: int | None, dtype: Any
 ) -> PackedWeight:
-    on_gpu = _dispatch.is_gpu(w)
-    run = None if on_gpu else _dispatch.native(op, w)
-    if on_gpu and kind not in GROUPS:
+    if _dispatch.is_gpu(w) and kind not in GROUPS:
         raise NotImplementedError(
             f"{op}: {kind} weights have no kernel on a GPU, which has {', '.join(GROUPS)}"
         )
-    if run is None and not on_gpu:
-        raise NotImplementedError(
-            f"{op}: {kind} weights need the CPU library and a weight in its memory, or a GPU"
-        )
     _check_numbers(op, kind, numbers, dtype)
-    zeros = numbers.zeros
     scales = numbers.scales
     mins = numbers.mins
     if scales is None:
@@ -204,26 +210,62 @@ def _pack_quantized(
         scales = _as_columns(scales)
         mins = None if mins is None else _as_columns(mins)
         found = _of_codes(op, w, scales, kind, group=group, dtype=dtype)
-    offsets = {"zeros": zeros is not None, "mins": mins is not None}
+    given = replace(numbers, scales=scales, mins=mins)
+    has_zeros = numbers.zeros is not None
+    form = CodesForm(**found, kind=kind, zeros=has_zeros, mins=mins is not None)
+    run = _packing(op, w, form)
     if run is None:
-        layout = CODES_LAYOUT
-        desc: Any = CodesForm(**found, kind=kind, **offsets)
-        given = CodeParts(codes=None, scales=scales, zeros=zeros, mins=mins)
-        data = pack(op, w, given, desc)
-    else:
-        desc = _descriptor(**found, kind=kind, **offsets)
-        layout = desc.layout
-        data = _aligned_bytes(w, desc.nbytes)
-        run(w, scales, zeros, mins, numbers.sub_scales, numbers.sub_mins, desc, data)
-    return PackedWeight(
-        data=data,
-        layout=layout,
-        kind=kind,
-        zeros=zeros is not None,
-        mins=mins is not None,
-        descriptor=desc,
-        **found,
+        return _rows_of_codes(op, w, given, form)
+    if scales is None and _dispatch.is_gpu(w):  # the library for GPUs quantizes nothing
+        rows = _rows_of_codes(op, w, given, form)
+        w, scales, _ = unpack(rows.data, form)
+        given = replace(given, scales=scales)
+    return _packed_natively(op, run, w, given, form)
+
+
+def _packing(op: str, w: Any, form: CodesForm) -> _dispatch.Native | None:
+    """The library's function that packs w; None on a GPU where it has none for this form, and w
+    is held in rows of codes. NotImplementedError where nothing can hold it."""
+    run = _dispatch.native(op, w)
+    if _dispatch.is_gpu(w):
+        is_taken = not form.mins and form.group in _HOPPER_GROUPS and form.dtype in _HOPPER_DTYPES
+        return run if is_taken else None
+    if run is None:
+        raise NotImplementedError(
+            f"{op}: {form.kind} weights need the CPU library and a weight in its memory, or a GPU"
+        )
+    return run
+
+
+def _packed_natively(
+    op: str, run: _dispatch.Native, w: Any, numbers: _Numbers, form: CodesForm
+) -> PackedWeight:
+    """w in the order of the library for its device."""
+    if _dispatch.is_gpu(w):
+        check_codes_of_numbers(op, numbers.zeros, numbers.scales)
+    fields = asdict(form)
+    desc = _descriptor(**fields)
+    data = _aligned_bytes(w, desc.nbytes)
+    run(
+        w,
+        numbers.scales,
+        numbers.zeros,
+        numbers.mins,
+        numbers.sub_scales,
+        numbers.sub_mins,
+        desc,
+        data,
     )
+    if desc.layout == FRAGMENT_LAYOUT:
+        _wait(_arrays.as_torch(data))
+    return PackedWeight(data=data, layout=desc.layout, descriptor=desc, **fields)
+
+
+def _rows_of_codes(op: str, w: Any, numbers: _Numbers, form: CodesForm) -> PackedWeight:
+    """w as every GPU can read it (codes_layout.py)."""
+    parts = CodeParts(codes=None, scales=numbers.scales, zeros=numbers.zeros, mins=numbers.mins)
+    data = pack(op, w, parts, form)
+    return PackedWeight(data=data, layout=CODES_LAYOUT, descriptor=form, **asdict(form))
 
 
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
@@ -311,7 +353,7 @@ def _descriptor(
 def _group_of(op: str, k: int, groups: int, small: bool) -> int:
     """The group size that gives so many groups of K."""
     sizes = [size for size in (32, 64, 128) if -(-k // size) == groups]
-    if groups == 1 and not small:
+    if groups == 1 and not (small and sizes):
         return 0
     _checks.require(
         op,
@@ -346,9 +388,9 @@ def row_major(weight: PackedWeight | Array) -> Any:
 
 
 def _aligned_bytes(w: Array, size: int) -> Array:
-    """uint8 [size] that begins on a cache line, which numpy does not promise."""
+    """uint8 [size] that begins at a multiple of 128 bytes, which numpy does not promise."""
     if _arrays.is_torch(w):
         return _arrays.empty(w, (size,), "uint8")
-    data = _arrays.empty(w, (size + 63,), "uint8")
-    skip = -_arrays.as_torch(data).data_ptr() % 64  # bytes up to the next cache line
+    data = _arrays.empty(w, (size + 127,), "uint8")
+    skip = -_arrays.as_torch(data).data_ptr() % 128
     return data[skip : skip + size]

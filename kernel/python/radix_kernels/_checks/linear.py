@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _checks
-from .._arrays import Array, dtype_name
+from .._arrays import Array, as_torch, dtype_name
 
 
 def read_out_dtype(op: str, x: Array, out_dtype: Any, out: Array | None) -> str:
@@ -31,6 +31,18 @@ def check_packed(op: str, x: Array, k: int, dtype: str) -> None:
         )
     if dtype_name(x) != dtype:
         raise TypeError(f"{op}: x has dtype {x.dtype}, expected {dtype} (as weight)")
+
+
+def check_codes_of_numbers(op: str, zeros: Array | None, powers: Array | None) -> None:
+    """ValueError for zero points above 16 and powers of two (e8m0) above 252, which a GPU would not
+    notice."""
+    for name, given, most in (("zeros", zeros, 16), ("scales", powers, 252)):
+        if given is None or dtype_name(given) != "uint8":
+            continue
+        largest = int(as_torch(given).amax())
+        _checks.require(
+            op, largest <= most, f"{name} has the value {largest}, expected 0 to {most}"
+        )
 
 
 def check_linear(op: str, x: Any, weight: Any, bias: Any, residual: Any, out: Any) -> None:
