@@ -6,7 +6,8 @@ import platform
 from typing import Any
 
 from . import _dispatch, _loader
-from ._ops import FNUZ, FP8, OPS, OpSpec
+from ._op_spec import OpSpec
+from ._ops import FNUZ, FP8, OPS
 from .fp8 import fp8_format
 
 _FP8 = FP8 + FNUZ

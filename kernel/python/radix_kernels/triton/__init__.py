@@ -9,6 +9,7 @@ from __future__ import annotations
 from .attention import flash_attn_varlen, flash_attn_with_kvcache
 from .fp8_gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
+from .int8_gemm import int8_scaled_mm
 from .mla import mla_decode
 from .moe import fused_experts
 from .sampling import top_k_top_p_sampling
@@ -20,6 +21,7 @@ __all__ = [
     "fp8_blockwise_scaled_mm",
     "fp8_scaled_mm",
     "fused_experts",
+    "int8_scaled_mm",
     "m_grouped_gemm_contiguous",
     "m_grouped_gemm_masked",
     "mla_decode",
