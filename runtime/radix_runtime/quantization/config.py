@@ -96,8 +96,9 @@ def require_cpu(target: Target, name: str) -> None:
     if not target.is_cpu:
         raise ConfigError(
             f"{name} checkpoints have no kernel on {target.device.type}, only on the CPU "
-            "(--device cpu); a GPU takes checkpoints in bfloat16 and float16 and FP8 ones (fp8, "
-            "compressed-tensors of 8-bit floats)"
+            "(--device cpu); a GPU takes checkpoints in bfloat16 and float16, FP8 ones (fp8, "
+            "compressed-tensors of 8-bit floats) and INT8 ones with activations in INT8 "
+            "(compressed-tensors W8A8)"
         )
 
 
