@@ -106,7 +106,7 @@ ROCM_TARGET ?= gfx942
 ROCM_ARCHS ?=
 ROCM_COVER ?=
 ROCM_SIM := build/rocm-sim
-ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize moe mla_store \
+ROCM_TESTS := $(addprefix tests/kernel/test_,$(addsuffix .py,norm rope fused_rope activation kv_cache quantize quantize_int8 moe mla_store \
     attention_merge sampling sampling_edits sampling_logprobs sampling_shards selftest rocm_graphs rocm_sim))
 test-rocm-gfx950: ROCM_TARGET = gfx950
 test-rocm-gfx90a: ROCM_TARGET = gfx90a

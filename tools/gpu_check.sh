@@ -52,9 +52,9 @@ stage ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" "${ops[@]}" &
 stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_attention*.py &
 stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_{attention,attention_fp8,mla}.py &
 # Takes the GPU by itself, through the public ops without a native library.
-stage triton-fp8 200 "${cuda[@]}" "${pytest[@]}" --reference tests/kernel/test_triton_fp8.py &
+stage triton-fp8 200 "${cuda[@]}" "${pytest[@]}" --reference tests/kernel/test_triton_{fp8,int8}.py &
 stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_mla*.py &
-stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,gemm_errors,gemm_fp8,gemm_many,quantize}.py &
+stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,gemm_errors,gemm_fp8,gemm_int8,gemm_many,quantize,quantize_int8}.py &
 stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py tests/kernel/test_experts.py \
   tests/kernel/test_grouped_gemm.py &
 stage torch-ops 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_torch_ops.py &

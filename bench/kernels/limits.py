@@ -116,6 +116,8 @@ def _matmul_tflops(device: torch.device) -> dict[torch.dtype, float]:
         rates[dtype] = 2 * n**3 / _best(run) / 1e12
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
         rates[torch.float8_e4m3fn] = _fp8_tflops(device)
+    if device.type == "cuda" and torch.version.hip is None:
+        rates[torch.int8] = _int8_tflops(device)
     return rates
 
 
@@ -126,6 +128,19 @@ def _fp8_tflops(device: torch.device) -> float:
 
     def run() -> None:
         torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+
+    run()
+    return 2 * n**3 / _best(run) / 1e12
+
+
+def _int8_tflops(device: torch.device) -> float:
+    """Tera-operations a second, of sums without scales."""
+    n = GPU_SIDE
+    a, b = (torch.randint(-127, 128, (n, n), device=device, dtype=torch.int8) for _ in range(2))
+
+    def run() -> None:
+        torch._int_mm(a, b.t())
         torch.cuda.synchronize()
 
     run()

@@ -2,10 +2,11 @@
 
     python -m tests.gpu.quantized_tokens [--formats block channel ...] [--models llama qwen3_moe]
 
-Each format is written as a random checkpoint, served in bfloat16 by the wheel's FP8 products and
-in float32, where every weight is widened: the same codes, nothing else rounded. For each it prints
-how far log-probabilities of prompts are apart, and how many greedy answers are equal; an answer may
-part only where float32's two best log-probabilities are close. Exit status 1 if anything is wrong.
+Each format is written as a random checkpoint, served in bfloat16 by the wheel's FP8 or INT8
+products and in float32, where every weight is widened: the same codes, nothing else rounded. For
+each it prints how far log-probabilities of prompts are apart, and how many greedy answers are
+equal; an answer may part only where float32's two best log-probabilities are close. Exit status 1
+if anything is wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from safetensors.torch import save_file
 from radix_runtime import Engine, SamplingParams
 
 NEW_TOKENS = 32
-CLOSE = 1.2  # between the two best log-probabilities: x in FP8, or another expert, may decide else
+CLOSE = (
+    1.2  # between the two best log-probabilities: x in 8 bits, or another expert, may decide else
+)
 FAR = 0.35  # of the mean distance of log-probabilities of prompts
 _LARGEST = 448.0
 _SIZES: dict[str, Any] = {
@@ -74,9 +77,14 @@ def by_tensor(weight: torch.Tensor) -> Tensors:
     return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
 
 
-def _channel_settings() -> dict[str, Any]:
+def in_int8(weight: torch.Tensor) -> Tensors:
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales}
+
+
+def _channel_settings(kind: str) -> dict[str, Any]:
     def args(strategy: str, *, dynamic: bool) -> dict[str, Any]:
-        return {"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": dynamic}
+        return {"num_bits": 8, "type": kind, "strategy": strategy, "dynamic": dynamic}
 
     group = {
         "targets": ["Linear"],
@@ -85,7 +93,7 @@ def _channel_settings() -> dict[str, Any]:
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": f"{kind}-quantized",
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
     }
@@ -95,7 +103,8 @@ _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 # How a weight is written, the configuration, and flags of the run in bfloat16.
 FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any], dict[str, Any]]] = {
     "block": (by_block, {**_FP8, "weight_block_size": [128, 128]}, {}),
-    "channel": (by_channel, _channel_settings(), {}),
+    "channel": (by_channel, _channel_settings("float"), {}),
+    "int8": (in_int8, _channel_settings("int"), {}),
     "tensor": (by_tensor, _FP8, {}),
     "at_load": (lambda weight: {"weight": weight}, {}, {"quantization": "fp8"}),
 }

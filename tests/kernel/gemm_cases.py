@@ -28,5 +28,12 @@ def fp8(shape, rng, *, gap: int = 0) -> torch.Tensor:
     return view if len(shape) == 2 else view.unflatten(0, shape[:-1])
 
 
+def int8(shape, rng, *, gap: int = 0) -> torch.Tensor:
+    """Random codes, all 256 of them, in rows that `gap` foreign codes keep apart."""
+    rows, width = shape
+    buffer = torch.randint(-128, 128, (rows, width + gap), generator=rng, dtype=torch.int8)
+    return buffer[:, :width]
+
+
 def scales(shape, rng) -> torch.Tensor:
     return torch.rand(shape, generator=rng) + 0.25

@@ -58,6 +58,7 @@ LIMITS = {
     "wgmma_swap_ab_kernel<*, SwapAbTile<1, 1, 64, *> >": (96, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<2, 1, 16, *> >": (104, 0),
     "wgmma_swap_ab_kernel<2, *, SwapAbTile<2, 1, 32, *> >": (152, 0),
+    "wgmma_swap_ab_kernel<3, *, SwapAbTile<2, 1, 32, *> >": (152, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<2, 1, 32, *> >": (144, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<2, 2, 64, *> >": (168, 0),
     "wgmma_persistent_kernel<2, *, PersistentTile<128, 2, true>, 1, 0>": (

@@ -206,6 +206,16 @@ def test_fp8_products(tokens, kind, rng):
     same(op(far(a), far(b).t(), *scales, **options, out=distant(expected.shape, BF16)), expected)
 
 
+@pytest.mark.parametrize("tokens", [2, 70, 300])
+def test_int8_products(tokens, rng):
+    a, b = (torch.randint(-128, 128, (n, 256), generator=rng).to(torch.int8) for n in (tokens, 256))
+    scales = (torch.rand(tokens, 1), torch.rand(1, 256))
+    options = {"azp": torch.full((1,), 3, dtype=torch.int32), "b_sums": b.sum(1).int()}
+    expected = rk.int8_scaled_mm(a, b.t(), *scales, **options)
+    out = distant(expected.shape, BF16)
+    same(rk.int8_scaled_mm(far(a), far(b).t(), *scales, **options, out=out), expected)
+
+
 @pytest.mark.parametrize("tokens", [3, 70])
 def test_bmm_fp8(tokens, rng):
     a, b = (torch.randn(2, n, 128, generator=rng).to(FP8) for n in (tokens, 144))
@@ -239,6 +249,20 @@ def test_quantize(group, rng):
         values, scales = op(x, **options)
         got, got_scales = op(far(x), **options, out=distant(values.shape, FP8))
         same(got, values)
+        same(got_scales, scales)
+
+
+def test_quantize_to_int8(rng):
+    x = spread((3, 512), BF16, rng)
+    w = spread((512,), BF16, rng)
+    for op, more in (
+        (rk.per_token_quant_int8, ()),
+        (rk.silu_and_mul_quant_int8, ()),
+        (rk.rmsnorm_quant_int8, (w,)),
+    ):
+        codes, scales = op(x, *more)
+        got, got_scales = op(far(x), *more, out=distant(codes.shape, torch.int8))
+        assert torch.equal(got, codes)
         same(got_scales, scales)
 
 

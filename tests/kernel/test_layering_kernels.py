@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower may not import higher; within a layer modules may import each other, but in no circle. A
 # name is a module or a folder of the package.
 LAYERS = (
-    ("_hip", "_loader", "_arrays", "_ops", "_choices"),
+    ("_hip", "_loader", "_arrays", "_op_spec", "_ops", "_choices"),
     ("logit_edits", "_exports", "gating"),
     ("_checks",),
     ("reference",),
@@ -27,9 +27,9 @@ LAYERS = (
     (
         "_products", "activation", "attention", "codes_layout", "comm", "decoder", "formats", "fp8",
         "fused_rope", "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe",
-        "norm", "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope",
-        "sampling", "sampling_shards", "step", "threads", "unpacked_weight",
-        "weight_stack",
+        "norm", "packed_experts", "packed_weight", "persistent_decoder", "quantize",
+        "quantize_int8", "rope", "sampling", "sampling_shards", "step", "threads",
+        "unpacked_weight", "weight_stack",
     ),
     ("capabilities",),
     ("",),  # the package itself

@@ -202,6 +202,11 @@ CASES = {
     "rmsnorm_quant_fp8": Case(
         lambda i: [i.randn(ROWS, 256), i.randn(256)], OPS["rmsnorm_quant_fp8"]
     ),
+    "per_token_quant_int8": Case(lambda i: [i.randn(ROWS, 256)], OPS["per_token_quant_int8"]),
+    "silu_and_mul_quant_int8": Case(lambda i: [i.randn(ROWS, 512)], OPS["silu_and_mul_quant_int8"]),
+    "rmsnorm_quant_int8": Case(
+        lambda i: [i.randn(ROWS, 256), i.randn(256)], OPS["rmsnorm_quant_int8"]
+    ),
     "apply_penalties_inplace": Case(
         lambda i: [i.logits(), *i.penalties()], OPS["apply_penalties_inplace"]
     ),

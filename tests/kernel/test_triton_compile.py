@@ -60,7 +60,7 @@ def test_compiles_and_fits(target):
 @pytest.mark.parametrize("target", [*TARGETS, "sm_89"])
 def test_experts_compile_and_fit(target):
     lines = compiled(target, "triton_aot_moe")
-    assert len(lines) == {"gfx942": 36, "gfx950": 31, "sm_90": 33, "sm_89": 38}[target]
+    assert len(lines) == {"gfx942": 38, "gfx950": 33, "sm_90": 35, "sm_89": 40}[target]
     for line in lines:
         assert line["shared"] <= (TARGETS | {"sm_89": 101376})[target], line
         assert line["mma"] > 0 or "fp32" in line["kernel"] or "combine" in line["kernel"], line
@@ -131,7 +131,7 @@ def test_no_spills_and_wide_loads(target):
         assert line["vgpr_count"] <= 512, line
         if line["kernel"].startswith("attend"):
             assert line["wide_loads"] >= 8, line
-        if line["kernel"].startswith(("product", "scaled_product")):
+        if line["kernel"].startswith(("product", "scaled_product", "int8_product")):
             assert line["wide_loads"] >= 3, line
         if line["kernel"].startswith("draw"):
             assert line["paired_loads"] >= 5, line  # 512 lanes on a block of 1,024 ids

@@ -19,6 +19,7 @@ from radix_kernels.triton.moe import CDNA_SHARED, FEW_PAIRS, HOPPER_SHARED, Tile
 from radix_kernels.triton.moe_kernel import combine, product
 from tests.kernel.triton_aot import facts, target_of
 from tests.kernel.triton_aot_fp8 import FORMATS, fp8_variants
+from tests.kernel.triton_aot_int8 import int8_variants
 
 ADA_SHARED = 101376  # the least of the NVIDIA chips that we ship to
 INTS = ("ids", "expert_map", "sorted_ids", "block_experts", "total", "groups")
@@ -81,6 +82,7 @@ def variants(target: GPUTarget) -> Iterator[tuple[str, Any]]:
     yield from _grouped_products(target, shared)
     yield from fp8_variants(target, shared)
     yield from _biased_products(target, shared)
+    yield from int8_variants(target, shared)
     if target.arch in FORMATS:
         yield from _widened(target, shared)
 

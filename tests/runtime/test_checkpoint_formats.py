@@ -319,7 +319,7 @@ def test_what_is_held_is_foretold(checkpoint: Checkpoints, form: str) -> None:
     assert 0.97 < foretold / held < 1.03
 
 
-@pytest.mark.parametrize("form", ["awq", "gptq", "ct_w4a16", "ct_w8a8"])
+@pytest.mark.parametrize("form", ["awq", "gptq", "ct_w4a16", "ct_w8a16"])
 def test_a_gpu_is_refused_with_what_runs(checkpoint: Checkpoints, form: str) -> None:
     gpu = Target(device=torch.device("cuda"), dtype=torch.bfloat16)
     made = checkpoint("llama", form)

@@ -1,5 +1,5 @@
-"""Products of a layer on Hopper: few tokens in bf16, FP8 with any number, SiLU-and-mul fused; LM
-heads."""
+"""Products of a layer on Hopper: few tokens in bf16, FP8 and INT8 with any number, SiLU-and-mul
+fused; LM heads."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         return
     yield from _dense_cases(device, dtype)
     yield from _fp8_cases(device)
+    for n, k, tokens in SCALED:
+        for m in tokens:
+            yield _int8(device, m, n, k)
 
 
 def _dense_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -150,6 +153,41 @@ def _scaled(device: torch.device, m: int, n: int, k: int, fast: bool) -> Case:
         shape=f"{m}x{n}x{k}",
         dtype=FP8,
         bytes=size,
+        flops=2 * m * n * k,
+        make_inputs=make,
+        contenders=contenders,
+        limit="read",
+    )
+
+
+def _int8(device: torch.device, m: int, n: int, k: int) -> Case:
+    """Scales of rows and columns."""
+
+    def make() -> tuple[torch.Tensor, ...]:
+        a, b = (
+            torch.randint(-127, 128, (rows, k), device=device, dtype=torch.int8) for rows in (m, n)
+        )
+        scales = (torch.rand(m, 1, device=device) + 0.5, torch.rand(1, n, device=device) + 0.5)
+        return a, b.t(), *scales
+
+    def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return rk.int8_scaled_mm(a, b, sa, sb, static_weight=True)
+
+    def sums(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(a, b)
+
+    contenders: dict[str, Contender] = {"radix": ours}
+    if m > 16:  # what torch takes; without scales, to int32
+        contenders["cuBLASLt sums"] = sums
+    if vllm := peers.load("vllm._custom_ops"):
+        contenders["vLLM CUTLASS"] = lambda a, b, sa, sb: vllm.cutlass_scaled_mm(
+            a, b, sa, sb, torch.bfloat16
+        )
+    return Case(
+        op="int8_scaled_mm",
+        shape=f"{m}x{n}x{k}",
+        dtype=torch.int8,
+        bytes=n * k + m * k + 2 * m * n,
         flops=2 * m * n * k,
         make_inputs=make,
         contenders=contenders,

@@ -58,10 +58,11 @@ void check_bias(const char* op, const rk_tensor* tensor, const Arg& like, int64_
   bias.same_device(like).dtype({like.type(), DType::f32}).shape({n}, "outputs of the weight").last_contiguous();
 }
 
-// fp32, one element or `count` of them along one dimension; steps over them are free.
-void check_scales(const char* op, const char* name, const rk_tensor* tensor, const Arg& like, int64_t count) {
+// Of the type, one element or `count` of them along one dimension; steps over them are free.
+void check_scales(const char* op, const char* name, const rk_tensor* tensor, const Arg& like, int64_t count,
+                  DType type = DType::f32) {
   const Arg scales(op, name, tensor);
-  scales.same_device(like).dtype({DType::f32});
+  scales.same_device(like).dtype({type});
   int others = 0;  // dimensions that are not of one element
   bool fits = true;
   for (int i = 0; i < scales->ndim; i++) {
@@ -76,11 +77,10 @@ struct Operands {
   int64_t m, n, k;
 };
 
-// a [..., m, k] and b [..., k, n] column-major, both of one FP8 format; `block` is what k and n are multiples of.
-Operands check_fp8(const Arg& a, const Arg& b, int ndim, int64_t block) {
-  a.backend_device().dtype({DType::f8e4m3, DType::f8e4m3fnuz}).ndim(ndim).last_contiguous();
+// a [..., m, k] and b [..., k, n] column-major; `block` is what k and n are multiples of.
+Operands check_operands(const Arg& a, const Arg& b, int ndim, int64_t block) {
+  a.ndim(ndim).last_contiguous();
   b.same_device(a).same_dtype(a).ndim(ndim);
-  if (a.type() == DType::f8e4m3fnuz) a.reject(RK_UNSUPPORTED, "is float8_e4m3fnuz, which the tensor cores do not know");
   check_multiple(a, -1, block, "k");
   check_multiple(b, -1, block, "n");
   if (b.size(-2) != a.size(-1))
@@ -92,6 +92,30 @@ Operands check_fp8(const Arg& a, const Arg& b, int ndim, int64_t block) {
   check_sizes(a);
   check_sizes(b);
   return {a.size(-2), b.size(-1), a.size(-1)};
+}
+
+// Operands of one FP8 format.
+Operands check_fp8(const Arg& a, const Arg& b, int ndim, int64_t block) {
+  a.backend_device().dtype({DType::f8e4m3, DType::f8e4m3fnuz});
+  const Operands size = check_operands(a, b, ndim, block);
+  if (a.type() == DType::f8e4m3fnuz) a.reject(RK_UNSUPPORTED, "is float8_e4m3fnuz, which the tensor cores do not know");
+  return size;
+}
+
+// As far as a sum of products of codes stays within 32 bits; with a zero point a difference of codes reaches 255.
+constexpr int64_t kMostInt8 = (INT_MAX / (128 * 128)) / 16 * 16, kMostInt8Shifted = (INT_MAX / (255 * 128)) / 16 * 16;
+
+void check_zero_points(const char* op, const rk_int8_scaled_mm_args& a, const Arg& mat_a, const Operands& size) {
+  if (!a.azp != !a.b_sums) fail(RK_INVALID, "%s: azp and b_sums are given together, or neither is", op);
+  const int64_t most = a.azp ? kMostInt8Shifted : kMostInt8;
+  if (size.k > most)
+    mat_a.reject(RK_INVALID, "has %lld columns, at most %lld keep their sums in 32 bits", (long long)size.k,
+                 (long long)most);
+  if (!a.azp) return;
+  if (a.gate != RK_GATE_NONE) fail(RK_INVALID, "%s: azp is given, a gated product has none", op);
+  check_scales(op, "azp", a.azp, mat_a, size.m, DType::i32);
+  const Arg sums(op, "b_sums", a.b_sums);
+  sums.same_device(mat_a).dtype({DType::i32}).shape({size.n}, "columns of mat_b").last_contiguous();
 }
 
 }  // namespace
@@ -140,6 +164,26 @@ rk_status rk_fp8_scaled_mm(const rk_fp8_scaled_mm_args* args, rk_stream stream) 
     check_aligned(out, 0);
     check_bias(op, a.bias, out, size.n);
     if (out.numel() > 0) backend::fp8_scaled_mm(a, stream);
+  });
+}
+
+rk_status rk_int8_scaled_mm(const rk_int8_scaled_mm_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "int8_scaled_mm";
+    const auto a = read_args(op, args);
+    const Arg mat_a(op, "mat_a", a.mat_a), mat_b(op, "mat_b", a.mat_b), out(op, "out", a.out);
+    mat_a.backend_device().dtype({DType::i8});
+    const Operands size = check_operands(mat_a, mat_b, 2, 16);
+    check_gate(op, a.gate, mat_b, size.n, a.bias != nullptr);
+    check_scales(op, "scales_a", a.scales_a, mat_a, size.m);
+    check_scales(op, "scales_b", a.scales_b, mat_a, size.n);
+    check_zero_points(op, a, mat_a, size);
+    out.same_device(mat_a).dtype(kHalves);
+    out.shape({size.m, size.n / (a.gate == RK_GATE_NONE ? 1 : 2)}, "rows of mat_a, columns of mat_b");
+    out.last_contiguous().writable();
+    check_aligned(out, 0);
+    check_bias(op, a.bias, out, size.n);
+    if (out.numel() > 0) backend::int8_scaled_mm(a, stream);
   });
 }
 

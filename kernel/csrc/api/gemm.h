@@ -7,6 +7,7 @@ namespace radix::backend {
 
 void linear_dense(const rk_linear_dense_args& args, rk_stream stream);
 void fp8_scaled_mm(const rk_fp8_scaled_mm_args& args, rk_stream stream);
+void int8_scaled_mm(const rk_int8_scaled_mm_args& args, rk_stream stream);
 void fp8_blockwise_scaled_mm(const rk_fp8_blockwise_scaled_mm_args& args, rk_stream stream);
 void bmm_fp8(const rk_bmm_fp8_args& args, rk_stream stream);
 

@@ -17,14 +17,16 @@ void check_rows(const Arg& t, int64_t bytes) {
                (long long)bytes);
 }
 
-// `width`: columns of the input for one of out.
-void check_values(const Arg& input, const Arg& out, int width) {
+constexpr std::initializer_list<DType> kFp8 = {DType::f8e4m3, DType::f8e4m3fnuz}, kInt8 = {DType::i8};
+
+// `width`: columns of the input for one of out, which is of one of the `codes`.
+void check_values(const Arg& input, const Arg& out, int width, std::initializer_list<DType> codes) {
   input.backend_device().dtype(kFloats).min_ndim(1).last_contiguous();
   check_rows(input, 16);
   if (input.size(-1) % (16 * width) != 0)
     input.reject(RK_INVALID, "has shape %s, expected a last dimension in multiples of %d", shape_text(*input).c_str(),
                  16 * width);
-  out.same_device(input).dtype({DType::f8e4m3, DType::f8e4m3fnuz}).ndim(input->ndim).last_contiguous().writable();
+  out.same_device(input).dtype(codes).ndim(input->ndim).last_contiguous().writable();
   bool same = out.size(-1) * width == input.size(-1);
   for (int i = 0; i + 1 < input->ndim; i++) same = same && out.size(i) == input.size(i);
   if (!same)
@@ -47,6 +49,18 @@ void check_scales(const char* op, const Arg& scales, const Arg& out, int32_t gro
                   shape_text(*out).c_str(), group_size);
 }
 
+void check_norm(const char* op, const Arg& input, const rk_tensor* weights, const rk_tensor* added) {
+  if (added) {
+    const Arg residual(op, "residual", added);
+    residual.same_device(input).same_dtype(input).same_shape(input).last_contiguous().writable();
+    check_rows(residual, 16);
+  }
+  const Arg weight(op, "weight", weights);
+  weight.same_device(input).shape({input.size(-1)}, "last dimension of input").last_contiguous();
+  weight.dtype({input.type(), DType::f32});
+  check_rows(weight, 16);
+}
+
 }  // namespace
 
 rk_status rk_per_tensor_quant_fp8(const rk_per_tensor_quant_fp8_args* args, rk_stream stream) {
@@ -54,7 +68,7 @@ rk_status rk_per_tensor_quant_fp8(const rk_per_tensor_quant_fp8_args* args, rk_s
     const char* op = "per_tensor_quant_fp8";
     const auto a = read_args(op, args);
     const Arg input(op, "input", a.input), out(op, "out", a.out), scale(op, "scale", a.scale);
-    check_values(input, out, 1);
+    check_values(input, out, 1, kFp8);
     scale.same_device(input).dtype({DType::f32});
     if (scale.numel() != 1) scale.reject(RK_INVALID, "has shape %s, expected [1]", shape_text(*scale).c_str());
     if (!a.is_static || input.numel() > 0) backend::per_tensor_quant_fp8(a, stream);
@@ -66,7 +80,7 @@ rk_status rk_per_token_quant_fp8(const rk_per_token_quant_fp8_args* args, rk_str
     const char* op = "per_token_quant_fp8";
     const auto a = read_args(op, args);
     const Arg input(op, "input", a.input), out(op, "out", a.out), scales(op, "scales", a.scales);
-    check_values(input, out, a.gated ? 2 : 1);
+    check_values(input, out, a.gated ? 2 : 1, kFp8);
     check_scales(op, scales, out, a.group_size);
     if (out.numel() > 0) backend::per_token_quant_fp8(a, stream);
   });
@@ -76,18 +90,33 @@ rk_status rk_rmsnorm_quant_fp8(const rk_rmsnorm_quant_fp8_args* args, rk_stream 
   return guard([&] {
     const char* op = "rmsnorm_quant_fp8";
     const auto a = read_args(op, args);
-    const Arg input(op, "input", a.input), weight(op, "weight", a.weight), out(op, "out", a.out);
-    const Arg scales(op, "scales", a.scales);
-    check_values(input, out, 1);
-    if (a.residual) {
-      const Arg residual(op, "residual", a.residual);
-      residual.same_device(input).same_dtype(input).same_shape(input).last_contiguous().writable();
-      check_rows(residual, 16);
-    }
-    weight.same_device(input).shape({input.size(-1)}, "last dimension of input").last_contiguous();
-    weight.dtype({input.type(), DType::f32});
-    check_rows(weight, 16);
+    const Arg input(op, "input", a.input), out(op, "out", a.out), scales(op, "scales", a.scales);
+    check_values(input, out, 1, kFp8);
+    check_norm(op, input, a.weight, a.residual);
     check_scales(op, scales, out, a.group_size);
     if (out.numel() > 0) backend::rmsnorm_quant_fp8(a, stream);
+  });
+}
+
+rk_status rk_per_token_quant_int8(const rk_per_token_quant_int8_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "per_token_quant_int8";
+    const auto a = read_args(op, args);
+    const Arg input(op, "input", a.input), out(op, "out", a.out), scales(op, "scales", a.scales);
+    check_values(input, out, a.gated ? 2 : 1, kInt8);
+    check_scales(op, scales, out, 0);
+    if (out.numel() > 0) backend::per_token_quant_int8(a, stream);
+  });
+}
+
+rk_status rk_rmsnorm_quant_int8(const rk_rmsnorm_quant_int8_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "rmsnorm_quant_int8";
+    const auto a = read_args(op, args);
+    const Arg input(op, "input", a.input), out(op, "out", a.out), scales(op, "scales", a.scales);
+    check_values(input, out, 1, kInt8);
+    check_norm(op, input, a.weight, a.residual);
+    check_scales(op, scales, out, 0);
+    if (out.numel() > 0) backend::rmsnorm_quant_int8(a, stream);
   });
 }

@@ -8,5 +8,7 @@ namespace radix::backend {
 void per_tensor_quant_fp8(const rk_per_tensor_quant_fp8_args& args, rk_stream stream);
 void per_token_quant_fp8(const rk_per_token_quant_fp8_args& args, rk_stream stream);
 void rmsnorm_quant_fp8(const rk_rmsnorm_quant_fp8_args& args, rk_stream stream);
+void per_token_quant_int8(const rk_per_token_quant_int8_args& args, rk_stream stream);
+void rmsnorm_quant_int8(const rk_rmsnorm_quant_int8_args& args, rk_stream stream);
 
 }  // namespace radix::backend

@@ -1,8 +1,8 @@
-/* Dense products over plain row-major weights, on Hopper: few tokens in bf16 and fp16, any number in FP8.
+/* Dense products over plain row-major weights, on Hopper: few tokens in bf16 and fp16, any number in FP8 and INT8.
  *
  * A weight [n, k] stays as it is stored, so that the vendor's BLAS can read the same bytes. Rows of every operand begin
- * at a multiple of 16 bytes and k is a multiple of 16 bytes. Sums are float32, rounded once, after bias, gate and
- * residual. Repeated calls give the same bits. */
+ * at a multiple of 16 bytes and k is a multiple of 16 bytes. Sums are float32 (of INT8 int32), rounded once, after
+ * bias, gate and residual. Repeated calls give the same bits. */
 #ifndef RADIX_KERNELS_GEMM_H
 #define RADIX_KERNELS_GEMM_H
 
@@ -51,7 +51,26 @@ typedef struct rk_fp8_scaled_mm_args {
 } rk_fp8_scaled_mm_args;
 RK_API rk_status rk_fp8_scaled_mm(const rk_fp8_scaled_mm_args* args, rk_stream stream);
 
-/* The same with a scale for every 128 elements of k: scales_a fp32 [m, k / 128] (any strides), scales_b fp32
+/* The same of int8 operands, with int32 sums, which are exact:
+ * out [m, n] = scales_a * scales_b * (mat_a * mat_b - azp * b_sums) + bias. azp: int32 [m] or [1], the codes of mat_a
+ * (-128 .. 127) that stand for zero, or NULL with b_sums, int32 [n]: the sums of mat_b's columns. With a gate azp and
+ * bias must be NULL. k and n are multiples of 16, k at most 131,056, with azp 65,792, so that no sum passes 32 bits. */
+typedef struct rk_int8_scaled_mm_args {
+  uint32_t struct_size;
+  int32_t gate;
+  int32_t static_weight;
+  const rk_tensor* mat_a;
+  const rk_tensor* mat_b;
+  const rk_tensor* scales_a;
+  const rk_tensor* scales_b;
+  const rk_tensor* azp;
+  const rk_tensor* b_sums;
+  const rk_tensor* bias;
+  const rk_tensor* out;
+} rk_int8_scaled_mm_args;
+RK_API rk_status rk_int8_scaled_mm(const rk_int8_scaled_mm_args* args, rk_stream stream);
+
+/* rk_fp8_scaled_mm with a scale for every 128 elements of k: scales_a fp32 [m, k / 128] (any strides), scales_b fp32
  * [k / 128, n / 128] for blocks of 128 x 128, column-major as mat_b. k and n are multiples of 128. */
 typedef struct rk_fp8_blockwise_scaled_mm_args {
   uint32_t struct_size;

@@ -1,9 +1,12 @@
-/* Quantization to FP8: float8_e4m3fn (largest 448) or float8_e4m3fnuz (240), as out says.
+/* Quantization. To FP8: float8_e4m3fn (largest 448) or float8_e4m3fnuz (240), as out says.
  *
  * scale = max(largest absolute value, 1e-10) / largest of the format; out = round(value / scale), to nearest even and
  * clamped, NaN stays NaN. Values and scales are computed in float32. Inputs [..., h] are bf16, fp16 or fp32 with a
  * contiguous last dimension; rows of input and out begin at multiples of 16 bytes (out: of the bytes of 8 values) and h
- * is a multiple of 16; out [..., h] has a contiguous last dimension. Scales are fp32 with any strides. */
+ * is a multiple of 16; out [..., h] has a contiguous last dimension. Scales are fp32 with any strides.
+ *
+ * To INT8, a scale a row: scale = largest / 127, out = round(value * (127 / largest)), to nearest even. A row of zeros
+ * has scale 0; one with a NaN or an infinity has scale NaN; both have codes of 0. */
 #ifndef RADIX_KERNELS_QUANTIZE_H
 #define RADIX_KERNELS_QUANTIZE_H
 
@@ -45,5 +48,27 @@ typedef struct rk_rmsnorm_quant_fp8_args {
   const rk_tensor* scales;
 } rk_rmsnorm_quant_fp8_args;
 RK_API rk_status rk_rmsnorm_quant_fp8(const rk_rmsnorm_quant_fp8_args* args, rk_stream stream);
+
+/* rk_per_token_quant_fp8 to int8 out, with scales [..., 1]. */
+typedef struct rk_per_token_quant_int8_args {
+  uint32_t struct_size;
+  int32_t gated;
+  const rk_tensor* input;
+  const rk_tensor* out;
+  const rk_tensor* scales;
+} rk_per_token_quant_int8_args;
+RK_API rk_status rk_per_token_quant_int8(const rk_per_token_quant_int8_args* args, rk_stream stream);
+
+/* rk_rmsnorm_quant_fp8 to int8 out, with scales [..., 1]. */
+typedef struct rk_rmsnorm_quant_int8_args {
+  uint32_t struct_size;
+  float eps;
+  const rk_tensor* input;
+  const rk_tensor* residual;
+  const rk_tensor* weight;
+  const rk_tensor* out;
+  const rk_tensor* scales;
+} rk_rmsnorm_quant_int8_args;
+RK_API rk_status rk_rmsnorm_quant_int8(const rk_rmsnorm_quant_int8_args* args, rk_stream stream);
 
 #endif

@@ -25,6 +25,7 @@ from .gating import ClampedSwiGlu as ClampedSwiGlu
 from .gemm import bmm_fp8 as bmm_fp8
 from .gemm import fp8_blockwise_scaled_mm as fp8_blockwise_scaled_mm
 from .gemm import fp8_scaled_mm as fp8_scaled_mm
+from .gemm import int8_scaled_mm as int8_scaled_mm
 from .gemm import linear_silu_and_mul as linear_silu_and_mul
 from .gguf_blocks import dequantize_gguf as dequantize_gguf
 from .gguf_blocks import unpack_gguf as unpack_gguf
@@ -60,6 +61,9 @@ from .quantize import per_token_group_quant as per_token_group_quant
 from .quantize import per_token_quant_fp8 as per_token_quant_fp8
 from .quantize import rmsnorm_quant_fp8 as rmsnorm_quant_fp8
 from .quantize import silu_and_mul_quant_fp8 as silu_and_mul_quant_fp8
+from .quantize_int8 import per_token_quant_int8 as per_token_quant_int8
+from .quantize_int8 import rmsnorm_quant_int8 as rmsnorm_quant_int8
+from .quantize_int8 import silu_and_mul_quant_int8 as silu_and_mul_quant_int8
 from .rope import apply_rope_inplace as apply_rope_inplace
 from .rope import rope_cos_sin_cache as rope_cos_sin_cache
 from .sampling import apply_penalties_inplace as apply_penalties_inplace

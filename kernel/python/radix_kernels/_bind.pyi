@@ -241,6 +241,18 @@ def fp8_scaled_mm(
     fast_accum: bool,
     out: Any,
 ) -> None: ...
+def int8_scaled_mm(
+    mat_a: Any,
+    mat_b: Any,
+    scales_a: Any,
+    scales_b: Any,
+    azp: Any,
+    b_sums: Any,
+    bias: Any,
+    gate: int,
+    static_weight: bool,
+    out: Any,
+) -> None: ...
 def fp8_blockwise_scaled_mm(
     mat_a: Any, mat_b: Any, scales_a: Any, scales_b: Any, static_weight: bool, out: Any
 ) -> None: ...
@@ -251,6 +263,10 @@ def per_token_quant_fp8(
 ) -> None: ...
 def rmsnorm_quant_fp8(
     input: Any, residual: Any, weight: Any, group_size: int, eps: float, out: Any, scales: Any
+) -> None: ...
+def per_token_quant_int8(input: Any, gated: bool, out: Any, scales: Any) -> None: ...
+def rmsnorm_quant_int8(
+    input: Any, residual: Any, weight: Any, eps: float, out: Any, scales: Any
 ) -> None: ...
 def topk_softmax(
     gating_output: Any, renormalize: bool, topk_weights: Any, topk_ids: Any

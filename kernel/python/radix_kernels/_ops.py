@@ -2,83 +2,18 @@
 
 Everything that lists ops follows from it: which implementation runs (`_dispatch`), what
 `capabilities()` says, the exports of the package and its stub, the check of the binding's stub, and
-the map of ops in docs/kernels/README.md. This module imports nothing of the package.
+the map of ops in docs/kernels/README.md. This module imports nothing of the package but what an
+entry is (`_op_spec`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from ._op_spec import Kernel, Library, OpSpec
 
 FLOATS = ("bfloat16", "float16", "float32")
 HALVES = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn",)
 FNUZ = ("float8_e4m3fnuz",)  # AMD's form on gfx942
-
-
-@dataclass(frozen=True)
-class Library:
-    """A native library that has a kernel.
-
-    backend: `cpu`, `cuda` or `rocm`. arch: the only architecture that the kernel is compiled for,
-    as `capabilities()["isa"]` names it; '': every one of the library's. refuses: dtypes of the op
-    that the kernel does not take there.
-    """
-
-    backend: str
-    arch: str = ""
-    refuses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A function or class of the binding, and what else runs its calls.
-
-    family: its C++ sources (`include/radix_kernels/<family>.h`, `csrc/api/<family>.cpp`,
-    `csrc/bindings/<family>.cpp`). triton: `radix_kernels.triton` has a function of this name for
-    GPUs, which does not take the dtypes in triton_refuses; without libraries the kernel is Triton's
-    alone. torch: on a GPU torch is the implementation of choice, not a fallback: dense products
-    there are the vendor's BLAS. Where there is none of these, the reference runs.
-    """
-
-    name: str
-    family: str
-    libraries: tuple[Library, ...]
-    triton: bool = False
-    triton_refuses: tuple[str, ...] = ()
-    torch: bool = False
-
-    def library(self, backend: str | None) -> Library | None:
-        """The entry of that backend, None where its library lacks the kernel."""
-        return next((entry for entry in self.libraries if entry.backend == backend), None)
-
-
-@dataclass(frozen=True)
-class OpSpec:
-    """A public op, `radix_kernels.<name>`.
-
-    module: the module of the package that defines it. dtypes: what it takes everywhere;
-    more_dtypes: what it takes besides with the library of a backend (keys and values with scales,
-    AMD's FP8). kernels: those it calls; where two are of one backend, `capabilities()` describes
-    the first. note: what `capabilities()` says
-    of a native kernel on a GPU that does not serve every call. doc: the page in docs/kernels; test:
-    the file in tests/kernel; bench: the family of `python -m bench.kernels`, '' where it has no
-    case of its own.
-    """
-
-    name: str
-    module: str
-    dtypes: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
-    doc: str
-    test: str
-    bench: str = ""
-    more_dtypes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    note: str = ""
-
-    def kernel(self, backend: str) -> Kernel:
-        """The kernel that a library of that backend would run."""
-        with_backend = (kernel for kernel in self.kernels if kernel.library(backend) is not None)
-        return next(with_backend, self.kernels[-1])
 
 
 _CPU = Library("cpu")
@@ -100,6 +35,7 @@ _LINEAR_DENSE = Kernel(
     name="linear_dense", family="gemm", libraries=(_HOPPER_NO_FLOAT32,), torch=True
 )
 _QUANT_ROWS = Kernel(name="per_token_quant_fp8", family="quantize", libraries=_GPUS)
+_QUANT_ROWS_INT8 = Kernel(name="per_token_quant_int8", family="quantize", libraries=_GPUS)
 _SAMPLING = Kernel(
     name="top_k_top_p_sampling", family="sampling", libraries=_EVERYWHERE, triton=True
 )
@@ -235,6 +171,11 @@ OPS = (
         doc="gemm.md", test="test_gemm.py", bench="gemm",
     ),
     OpSpec(
+        name="int8_scaled_mm", module="gemm", dtypes=("int8",),
+        kernels=(Kernel(name="int8_scaled_mm", family="gemm", libraries=(_HOPPER,), triton=True),),
+        doc="gemm.md", test="test_gemm_int8.py", bench="gemm",
+    ),
+    OpSpec(
         name="fp8_blockwise_scaled_mm", module="gemm", dtypes=FP8, more_dtypes={"rocm": FNUZ},
         kernels=(
             Kernel(
@@ -272,6 +213,21 @@ OPS = (
         name="rmsnorm_quant_fp8", module="quantize", dtypes=FLOATS,
         kernels=(Kernel(name="rmsnorm_quant_fp8", family="quantize", libraries=_GPUS),),
         doc="gemm.md", test="test_quantize.py", bench="layer",
+    ),
+    OpSpec(
+        name="per_token_quant_int8", module="quantize_int8", dtypes=FLOATS,
+        kernels=(_QUANT_ROWS_INT8,),
+        doc="gemm.md", test="test_quantize_int8.py",
+    ),
+    OpSpec(
+        name="silu_and_mul_quant_int8", module="quantize_int8", dtypes=FLOATS,
+        kernels=(_QUANT_ROWS_INT8,),
+        doc="gemm.md", test="test_quantize_int8.py",
+    ),
+    OpSpec(
+        name="rmsnorm_quant_int8", module="quantize_int8", dtypes=FLOATS,
+        kernels=(Kernel(name="rmsnorm_quant_int8", family="quantize", libraries=_GPUS),),
+        doc="gemm.md", test="test_quantize_int8.py",
     ),
     OpSpec(
         name="embedding", module="linear", dtypes=FLOATS,

@@ -6,7 +6,8 @@ import platform
 from typing import Any
 
 from . import _dispatch, _loader
-from ._ops import FNUZ, FP8, OPS, OpSpec
+from ._op_spec import OpSpec
+from ._ops import FNUZ, FP8, OPS
 from .codes_layout import GROUPS
 from .fp8 import fp8_format
 from .packed_weight import KINDS

@@ -1,4 +1,4 @@
-"""Dense products with fused epilogues (Hopper and the CPU; elsewhere torch) and FP8 products
+"""Dense products with fused epilogues (Hopper and the CPU; elsewhere torch), FP8 and INT8 products
 (Hopper; on other GPUs Triton).
 
 A weight stays as it is stored, [N, K] row-major: the vendor's BLAS reads the same bytes where it is
@@ -11,7 +11,13 @@ from typing import Any
 
 from . import _arrays, _checks, _dispatch
 from ._arrays import Array, torch_views
-from ._checks.gemm import check_blockwise_scaled_mm, check_bmm, check_ranks, check_scaled_mm
+from ._checks.gemm import (
+    check_blockwise_scaled_mm,
+    check_bmm,
+    check_int8_scaled_mm,
+    check_ranks,
+    check_scaled_mm,
+)
 from ._lazy import reference
 from ._products import GATE_HALVES, GATE_INTERLEAVED, hopper_kernel, run_hopper, run_packed, widened
 from .activation import silu_and_mul
@@ -115,6 +121,65 @@ def fp8_scaled_mm(
             scale_b,
             target.dtype,
             added,
+            out=target,
+            compute_dtype=reference.float32(),
+        )
+    return out
+
+
+def int8_scaled_mm(
+    mat_a: Array,
+    mat_b: Array,
+    scales_a: Array,
+    scales_b: Array,
+    out_dtype: Any = None,
+    bias: Array | None = None,
+    *,
+    azp: Array | None = None,
+    b_sums: Array | None = None,
+    static_weight: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """`out = scales_a * scales_b * (mat_a @ mat_b - azp * b_sums) + bias` of int8 operands. The
+    difference is exact, in int32; what follows is float32, rounded once.
+
+    mat_a: int8 [M, K], last dimension contiguous. mat_b: int8 [K, N] column-major, the transposed
+    view `w.t()` of a weight [N, K]. scales_a: float32 [M], [M, 1] or one element; scales_b: float32
+    [N], [1, N] or one element. azp, b_sums: of activations with zero points, int32: azp [M], [M, 1]
+    or one element is the code of a row that stands for zero, -128 .. 127 (others are not looked
+    for); b_sums [N] are the sums of mat_b's columns. bias, out_dtype, out, static_weight and
+    alignment: as `fp8_scaled_mm`. K and N are multiples of 16, K at most 131,056, with azp 65,792:
+    beyond, a sum may pass 32 bits.
+
+    On Hopper a row's bits depend on neither the other rows nor M within 1 .. 64 and above. Other
+    GPUs run Triton's kernel. Errors: TypeError (dtype), ValueError (shape, stride, alignment).
+    """
+    op = "int8_scaled_mm"
+    check_ranks(op, 2, ("int8",), mat_a=mat_a, mat_b=mat_b)
+    out = _result(op, mat_a, (mat_a.shape[0], mat_b.shape[1]), out_dtype, out)
+
+    def checked() -> tuple[Any, ...]:
+        tensors = torch_views(mat_a, mat_b, scales_a, scales_b, azp, b_sums, bias, out)
+        check_int8_scaled_mm(op, *tensors)
+        return tensors
+
+    def call(run: _dispatch.Native, bound: bool) -> None:
+        if bound:
+            run(mat_a, mat_b, scales_a, scales_b, azp, b_sums, bias, 0, static_weight, out)
+        else:
+            run(*checked())
+
+    if not _dispatch.attempt(op, mat_a, call):
+        a, b, scale_a, scale_b, zeros, sums, added, target = checked()
+        reference.int8_scaled_mm(
+            a,
+            b,
+            scale_a,
+            scale_b,
+            target.dtype,
+            added,
+            azp=zeros,
+            b_sums=sums,
             out=target,
             compute_dtype=reference.float32(),
         )

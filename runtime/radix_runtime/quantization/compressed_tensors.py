@@ -1,5 +1,5 @@
-"""`quant_method: compressed-tensors` of checkpoints: FP8 on GPUs and, widened, on the CPU; integers
-of 8 and 4 bits, with activations of 8 bits on the CPU."""
+"""`quant_method: compressed-tensors` of checkpoints: FP8 on GPUs and, widened, on the CPU; INT8
+with activations in INT8, and other integers of 8 and 4 bits, on both."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from .codes import CodesStorage, codes_method
 from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
 from .fp8 import Fp8Storage, Scales
 from .fp8_config import fp8_method
+from .int8_products import w8a8_method
 from .names import is_listed
 from .packed_int import Int8Storage, PackedIntStorage
 
@@ -141,6 +142,8 @@ def _make_method(name: str, group: Group, weights: QuantizationArgs, form: str) 
         codes = _int8(weights, inputs)
     elif form == "pack-quantized" and weights.type == "int" and inputs is None:
         codes = _packed(weights)
+    if isinstance(codes, Int8Storage) and codes.quantizes_x:
+        return partial(w8a8_method, codes)
     if codes is not None:
         return lambda kind, target: codes_method(codes, target)
     x = "as it is" if inputs is None else f"{inputs.type} of {inputs.num_bits} bits"

@@ -109,8 +109,8 @@ def require_kernel(target: Target, name: str, kind: str) -> None:
     _, why = ops.weight_kernel(kind, device)
     raise ConfigError(
         f"{name} has no kernel on {device} ({why}), only on the CPU (--device cpu); {device} takes "
-        f"checkpoints in bfloat16 and float16, FP8 ones (fp8, compressed-tensors of 8-bit floats)"
-        f"{_integers_of(target)}"
+        "checkpoints in bfloat16 and float16, FP8 ones (fp8, compressed-tensors of 8-bit floats), "
+        f"INT8 ones with activations in INT8 (compressed-tensors W8A8){_integers_of(target)}"
     )
 
 

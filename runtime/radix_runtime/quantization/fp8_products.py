@@ -12,7 +12,7 @@ from .base import ExpertTerms, LinearMethod
 from .dense import DenseMethod
 from .fp8 import BLOCK, Fp8Storage
 from .params import Inputs, LinearShape, Outputs, ParamSpec
-from .storage import StorageMethod, WidenedMethod, check_finite
+from .storage import StorageMethod, WidenedMethod, added, check_finite
 
 _LARGEST = 448.0  # of e4m3fn
 _LEAST_SCALE = 1e-10
@@ -50,7 +50,7 @@ class RowProduct(LinearMethod):
             bias=bias,
             static_weight=True,
         )
-        return _added(result, residual, out_dtype)
+        return added(result, residual, out_dtype)
 
 
 class ScaledExperts(LinearMethod):
@@ -113,7 +113,7 @@ class BlockProduct(ScaledExperts):
             static_weight=True,
         )
         result = result[:, : layer.shape.out_features]
-        return _added(result if bias is None else result + bias, residual, out_dtype)
+        return added(result if bias is None else result + bias, residual, out_dtype)
 
 
 class Fp8RowMethod(StorageMethod, RowProduct):
@@ -235,11 +235,3 @@ class Fp8ExpertsAtLoad(BlockProduct):
         codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
         weight, scale = ops.native_fp8(codes.view(weight.shape), scale)
         layer.hold(weight=weight, weight_scale=scale)
-
-
-def _added(
-    result: torch.Tensor, residual: torch.Tensor | None, out_dtype: torch.dtype | None
-) -> torch.Tensor:
-    if residual is not None:
-        result = residual.add_(result)
-    return result if out_dtype is None else result.to(out_dtype)

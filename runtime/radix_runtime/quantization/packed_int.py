@@ -8,6 +8,9 @@ import torch
 
 from .codes import Codes, CodesStorage, compact, cut_unit, groups_on_rank, regrouped
 from .params import Dim, EachPart, Fixed, Inputs, LinearShape, Outputs, ParamSpec
+from .storage import WidenableStorage
+
+_WIDENED_ROWS = 1024  # in pieces: no second copy of a large weight in float32
 
 
 def scale_dims(group: int | None, *, per_tensor: bool) -> tuple[Dim, ...]:
@@ -26,7 +29,7 @@ def spread_over_outputs(scale: torch.Tensor, shape: LinearShape) -> torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8Storage(CodesStorage):
+class Int8Storage(CodesStorage, WidenableStorage):
     """int-quantized: int8 codes. `group`: inputs that share a scale, None for all of an output;
     `per_tensor`: all of the tensor."""
 
@@ -61,6 +64,19 @@ class Int8Storage(CodesStorage):
             scales = scales[:, index]
         codes = Codes(w=layer.weight.data, scales=scales, kind="int8", zeros=None, group=group)
         return regrouped(codes, layer.shape.in_features)
+
+    def channel_scales(self, layer: Any) -> torch.Tensor:
+        """A scale for each output, float32 [out_features]; not of groups."""
+        return spread_over_outputs(layer.weight_scale.data, layer.shape).flatten()
+
+    def weight(self, layer: Any, dtype: torch.dtype) -> torch.Tensor:
+        codes = layer.weight.data
+        scales = self.channel_scales(layer)[:, None]
+        result = torch.empty(codes.shape, dtype=dtype, device=codes.device)
+        for start in range(0, len(codes), _WIDENED_ROWS):
+            rows = slice(start, start + _WIDENED_ROWS)
+            result[rows] = codes[rows].float() * scales[rows]
+        return result
 
     def fill_random(
         self, layer: Any, name: str, memory: torch.Tensor, generator: torch.Generator

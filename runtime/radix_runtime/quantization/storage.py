@@ -85,6 +85,15 @@ class WidenedMethod(StorageMethod, DenseMethod):
         self.keep(layer, weight)
 
 
+def added(
+    result: torch.Tensor, residual: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    """A product and the residual, whose memory it may take, where the kernel adds none."""
+    if residual is not None:
+        result = residual.add_(result)
+    return result if out_dtype is None else result.to(out_dtype)
+
+
 def check_finite(values: torch.Tensor) -> None:
     """Raises ValueError for NaN and infinities."""
     if not bool(values.isfinite().all()):

@@ -1,4 +1,4 @@
-"""Products: dense, FP8, grouped, and those of experts."""
+"""Products: dense, FP8, INT8, grouped, and those of experts."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype
     compare(f"fp8_blockwise_scaled_mm, {m} x {n} x {k}, {dtype}", got, wide @ wide_w.T, 6e-3)
 
 
+def int8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype = HALF) -> None:
+    """Scales of rows, with zero points and a bias too."""
+    x, w = (torch.randint(-128, 128, (rows, k), generator=rng, dtype=torch.int8) for rows in (m, n))
+    row = (torch.rand(m, 1, generator=rng) + 0.5) / 2**8
+    column = torch.rand(n, 1, generator=rng) + 0.5
+    azp = torch.randint(-128, 128, (m, 1), generator=rng, dtype=torch.int32)
+    bias = torch.randn(n, generator=rng)
+    there = (x.cuda(), w.cuda().T, row.cuda(), column.cuda().T, dtype)
+    expected = (x.double() @ w.double().T) * row * column.T
+    compare(f"int8_scaled_mm, {m} x {n} x {k}, {dtype}", rk.int8_scaled_mm(*there), expected, 4e-3)
+    sums = w.sum(1, dtype=torch.int32).cuda()
+    got = rk.int8_scaled_mm(*there, bias.cuda(), azp=azp.cuda(), b_sums=sums)
+    expected = ((x.double() - azp) @ w.double().T) * row * column.T + bias
+    compare(f"int8_scaled_mm with zero points, {m} x {n} x {k}, {dtype}", got, expected, 4e-3)
+
+
 def refill() -> None:
     """Products whose stages are filled more than once, most with a second tile for a block or a
     cluster of 132 multiprocessors, begun before the first has left."""
@@ -46,6 +62,9 @@ def refill() -> None:
     ):
         fp8_product(m, n, k, rng)
     fp8_product(2250, 3472, 512, rng, torch.float16)  # a weight that ends within a tile
+    for m, n, k in ((2250, 3472, 640), (100, 512, 4096), (128, 30000, 768), (17, 272, 8192)):
+        int8_product(m, n, k, rng)
+    int8_product(64, 34048, 640, rng, torch.float16)
     for dtype in (HALF, torch.float16):
         for m, n, k in ((2250, 3456, 320), (17, 21120, 384), (64, 34048, 320)):
             x, w, residual = (
@@ -62,7 +81,7 @@ def refill() -> None:
 
 
 def gemm() -> None:
-    """Dense and FP8 products of few and of many tokens, with a residual and a gate."""
+    """Dense, FP8 and INT8 products of few and of many tokens, with a residual and a gate."""
     rng = torch.Generator().manual_seed(0)
     for tokens in (1, 17, 64, 200):
         x, w = (torch.randn(n, 512, generator=rng) for n in (tokens, 272))
@@ -79,6 +98,7 @@ def gemm() -> None:
         expected = (x.double() * scales[0]) @ (w.double() * scales[1]).T
         got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, scales[0].cuda(), scales[1].cuda(), HALF)
         compare(f"fp8_scaled_mm, {tokens} tokens", got, expected, 6e-3)
+        int8_product(tokens, 272, 528, rng)
     # Tiles of 256 tokens, one for a cluster, no stage filled twice.
     fp8_product(2200, 1280, 256, rng)
     fp8_product(200, 272, 512, rng, torch.float16)

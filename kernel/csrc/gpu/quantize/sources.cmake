@@ -1,1 +1,1 @@
-radix_gpu_family(quantize quantize.cu)
+radix_gpu_family(quantize quantize.cu quantize_int8.cu)

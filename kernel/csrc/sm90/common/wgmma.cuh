@@ -5,6 +5,8 @@
 // Operands lie K-major in the 128-byte swizzle that TMA writes: rows of 128 bytes, atoms of 8 rows, 1024-byte aligned.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/device/fp8.h"
 #include "sm90/common/mbarrier.cuh"
 
@@ -47,15 +49,28 @@ __device__ inline void wgmma_hold(float (&d)[n]) {
 #pragma unroll
   for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int n>
+__device__ inline void wgmma_hold(int32_t (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; i++) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 // Element types of a and b, as the instruction spells them.
-enum class Operand { bf16, f16, e4m3 };
+enum class Operand { bf16, f16, e4m3, s8 };
 template <class T>
-inline constexpr Operand kOperand = __is_same(T, e4m3)   ? Operand::e4m3
-                                    : __is_same(T, bf16) ? Operand::bf16
-                                                         : Operand::f16;
+inline constexpr Operand kOperand = __is_same(T, e4m3)     ? Operand::e4m3
+                                    : __is_same(T, int8_t) ? Operand::s8
+                                    : __is_same(T, bf16)   ? Operand::bf16
+                                                           : Operand::f16;
+__host__ __device__ constexpr int operand_bytes(Operand type) {
+  return type == Operand::e4m3 || type == Operand::s8 ? 1 : 2;
+}
+// What the tensor cores add up in: float32, or int32, whose sums are exact.
+template <Operand kType>
+using Accumulator = std::conditional_t<kType == Operand::s8, int32_t, float>;
 
-#define RK_OUT4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+// `c`: the constraint of one register.
+#define RK_OUT4(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 // Placeholders and constraints of 4 ... 128 accumulators.
 // clang-format off
 #define RK_D4 "%0, %1, %2, %3"
@@ -74,46 +89,47 @@ inline constexpr Operand kOperand = __is_same(T, e4m3)   ? Operand::e4m3
 #define RK_D112 RK_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define RK_D128 RK_D96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define RK_O4(d) RK_OUT4(d, 0)
-#define RK_O8(d) RK_O4(d), RK_OUT4(d, 4)
-#define RK_O16(d) RK_O8(d), RK_OUT4(d, 8), RK_OUT4(d, 12)
-#define RK_O32(d) RK_O16(d), RK_OUT4(d, 16), RK_OUT4(d, 20), RK_OUT4(d, 24), RK_OUT4(d, 28)
-#define RK_O40(d) RK_O32(d), RK_OUT4(d, 32), RK_OUT4(d, 36)
-#define RK_O48(d) RK_O40(d), RK_OUT4(d, 40), RK_OUT4(d, 44)
-#define RK_O64(d) RK_O32(d), RK_OUT4(d, 32), RK_OUT4(d, 36), RK_OUT4(d, 40), RK_OUT4(d, 44), RK_OUT4(d, 48), RK_OUT4(d, 52), \
-  RK_OUT4(d, 56), RK_OUT4(d, 60)
-#define RK_O72(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68)
-#define RK_O80(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68), RK_OUT4(d, 72), RK_OUT4(d, 76)
-#define RK_O88(d) RK_O80(d), RK_OUT4(d, 80), RK_OUT4(d, 84)
-#define RK_O96(d) RK_O64(d), RK_OUT4(d, 64), RK_OUT4(d, 68), RK_OUT4(d, 72), RK_OUT4(d, 76), RK_OUT4(d, 80), RK_OUT4(d, 84), \
-  RK_OUT4(d, 88), RK_OUT4(d, 92)
-#define RK_O112(d) RK_O96(d), RK_OUT4(d, 96), RK_OUT4(d, 100), RK_OUT4(d, 104), RK_OUT4(d, 108)
-#define RK_O128(d) RK_O96(d), RK_OUT4(d, 96), RK_OUT4(d, 100), RK_OUT4(d, 104), RK_OUT4(d, 108), RK_OUT4(d, 112), RK_OUT4(d, 116), \
-  RK_OUT4(d, 120), RK_OUT4(d, 124)
+#define RK_O4(c, d) RK_OUT4(c, d, 0)
+#define RK_O8(c, d) RK_O4(c, d), RK_OUT4(c, d, 4)
+#define RK_O16(c, d) RK_O8(c, d), RK_OUT4(c, d, 8), RK_OUT4(c, d, 12)
+#define RK_O32(c, d) RK_O16(c, d), RK_OUT4(c, d, 16), RK_OUT4(c, d, 20), RK_OUT4(c, d, 24), RK_OUT4(c, d, 28)
+#define RK_O40(c, d) RK_O32(c, d), RK_OUT4(c, d, 32), RK_OUT4(c, d, 36)
+#define RK_O48(c, d) RK_O40(c, d), RK_OUT4(c, d, 40), RK_OUT4(c, d, 44)
+#define RK_O64(c, d) RK_O32(c, d), RK_OUT4(c, d, 32), RK_OUT4(c, d, 36), RK_OUT4(c, d, 40), RK_OUT4(c, d, 44), RK_OUT4(c, d, 48), RK_OUT4(c, d, 52), \
+  RK_OUT4(c, d, 56), RK_OUT4(c, d, 60)
+#define RK_O72(c, d) RK_O64(c, d), RK_OUT4(c, d, 64), RK_OUT4(c, d, 68)
+#define RK_O80(c, d) RK_O64(c, d), RK_OUT4(c, d, 64), RK_OUT4(c, d, 68), RK_OUT4(c, d, 72), RK_OUT4(c, d, 76)
+#define RK_O88(c, d) RK_O80(c, d), RK_OUT4(c, d, 80), RK_OUT4(c, d, 84)
+#define RK_O96(c, d) RK_O64(c, d), RK_OUT4(c, d, 64), RK_OUT4(c, d, 68), RK_OUT4(c, d, 72), RK_OUT4(c, d, 76), RK_OUT4(c, d, 80), RK_OUT4(c, d, 84), \
+  RK_OUT4(c, d, 88), RK_OUT4(c, d, 92)
+#define RK_O112(c, d) RK_O96(c, d), RK_OUT4(c, d, 96), RK_OUT4(c, d, 100), RK_OUT4(c, d, 104), RK_OUT4(c, d, 108)
+#define RK_O128(c, d) RK_O96(c, d), RK_OUT4(c, d, 96), RK_OUT4(c, d, 100), RK_OUT4(c, d, 104), RK_OUT4(c, d, 108), RK_OUT4(c, d, 112), RK_OUT4(c, d, 116), \
+  RK_OUT4(c, d, 120), RK_OUT4(c, d, 124)
 // clang-format on
-#define RK_WGMMA_RUN(shape, types, count, a_, b_, p_, scales)                                                 \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                                       \
-               ", 0;\n"                                                                                       \
-               "wgmma.mma_async.sync.aligned." shape ".f32." types " {" RK_D##count "}, %" #a_ ", %" #b_      \
-                                                                                    ", p, 1, 1" scales ";\n}" \
-               : RK_O##count(d)                                                                               \
+#define RK_WGMMA_RUN(shape_types, count, a_, b_, p_, c, scales)                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_                                                              \
+               ", 0;\n"                                                                                              \
+               "wgmma.mma_async.sync.aligned." shape_types " {" RK_D##count "}, %" #a_ ", %" #b_ ", p" scales ";\n}" \
+               : RK_O##count(c, d)                                                                                   \
                : "l"(a), "l"(b), "r"(accumulate))
 
 // d = a * b^T, or d += with accumulate. kColumns: rows of b.
 template <Operand kType, int kColumns>
 struct Wgmma;
-#define RK_WGMMA(columns, count, a_, b_, p_)                                                \
-  template <Operand kType>                                                                  \
-  struct Wgmma<kType, columns> {                                                            \
-    static __device__ void run(float (&d)[count], uint64_t a, uint64_t b, int accumulate) { \
-      if constexpr (kType == Operand::bf16) {                                               \
-        RK_WGMMA_RUN("m64n" #columns "k16", "bf16.bf16", count, a_, b_, p_, ", 0, 0");      \
-      } else if constexpr (kType == Operand::f16) {                                         \
-        RK_WGMMA_RUN("m64n" #columns "k16", "f16.f16", count, a_, b_, p_, ", 0, 0");        \
-      } else {                                                                              \
-        RK_WGMMA_RUN("m64n" #columns "k32", "e4m3.e4m3", count, a_, b_, p_, "");            \
-      }                                                                                     \
-    }                                                                                       \
+#define RK_WGMMA(columns, count, a_, b_, p_)                                                             \
+  template <Operand kType>                                                                               \
+  struct Wgmma<kType, columns> {                                                                         \
+    static __device__ void run(Accumulator<kType> (&d)[count], uint64_t a, uint64_t b, int accumulate) { \
+      if constexpr (kType == Operand::bf16) {                                                            \
+        RK_WGMMA_RUN("m64n" #columns "k16.f32.bf16.bf16", count, a_, b_, p_, "+f", ", 1, 1, 0, 0");      \
+      } else if constexpr (kType == Operand::f16) {                                                      \
+        RK_WGMMA_RUN("m64n" #columns "k16.f32.f16.f16", count, a_, b_, p_, "+f", ", 1, 1, 0, 0");        \
+      } else if constexpr (kType == Operand::e4m3) {                                                     \
+        RK_WGMMA_RUN("m64n" #columns "k32.f32.e4m3.e4m3", count, a_, b_, p_, "+f", ", 1, 1");            \
+      } else {                                                                                           \
+        RK_WGMMA_RUN("m64n" #columns "k32.s32.s8.s8", count, a_, b_, p_, "+r", "");                      \
+      }                                                                                                  \
+    }                                                                                                    \
   };
 RK_WGMMA(8, 4, 4, 5, 6)
 RK_WGMMA(16, 8, 8, 9, 10)

@@ -29,7 +29,7 @@ __device__ inline uint64_t advanced(uint64_t operand, int bytes) {
                ", 0;\n"                                                                      \
                "wgmma.mma_async.sync.aligned.m64n" #columns types " {" RK_D##count           \
                "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1" trans ";\n}" \
-               : RK_O##count(d)                                                              \
+               : RK_O##count("+f", d)                                                        \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 
 // d = a * b, or d += with accumulate. kTransposed: B as above, else as in wgmma.cuh. a: four registers.

@@ -14,7 +14,7 @@ enum class Transposed { a, b };
       "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                     \
       "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" RK_D##count "}, %" #a_ ", %" #b_            \
                                                                                      ", p, 1, 1, " transposed ";\n}" \
-      : RK_O##count(d)                                                                                               \
+      : RK_O##count("+f", d)                                                                                         \
       : "l"(a), "l"(b))
 
 template <Operand kType, int kColumns, Transposed kTurned>

@@ -1,13 +1,15 @@
-// What happens to a float32 sum before it becomes one element of the result, for every kernel of the family:
+// What happens to a sum before it becomes one element of the result, for every kernel of the family:
 //
 //   v = sum * scale_x[token] * scale_w[row] + bias[row];  v = silu(v_gate) * v_up;  out = round(v + residual)
 //
-// each part optional, nothing rounded in between; `out` is of the kernel's type or, unrounded, float32.
+// each part optional, nothing rounded in between; `out` is of the kernel's type or, unrounded, float32. Sums of INT8
+// operands are int32, exact; what x's zero points add to them is taken off before they become float32.
 #pragma once
 
 #include "common/tensor.h"
 #include "gpu/device/element.h"
 #include "sm90/common/convert.cuh"
+#include "sm90/common/wgmma.cuh"
 
 namespace radix::gemm {
 
@@ -32,6 +34,41 @@ struct Epilogue {
   int64_t scale_x_step = 0, scale_w_step = 0;
   Gate gate = Gate::none;
 };
+
+// Zero points of INT8 x: sum - x[token] * weight_sums[row]. Not of gated products.
+struct ZeroPoints {
+  const int32_t* x = nullptr;            // [m] or one (step 0), or null
+  const int32_t* weight_sums = nullptr;  // [weight rows]: the sums of their codes
+  int64_t x_step = 0;
+};
+
+// What a kernel is passed: of INT8 operands zero points too.
+template <class Params>
+struct WithZeroPoints : Params {
+  ZeroPoints zeros;
+};
+template <sm90::Operand kType, class Params>
+using ParamsOf = std::conditional_t<kType == sm90::Operand::s8, WithZeroPoints<Params>, Params>;
+
+__device__ inline int32_t zero_point(const ZeroPoints& zeros, int token) {
+  return zeros.x ? zeros.x[token * zeros.x_step] : 0;
+}
+
+// Sums pass through shared memory as words of float32, whatever they are.
+__device__ inline float word_of(float sum) {
+  return sum;
+}
+__device__ inline float word_of(int32_t sum) {
+  return __int_as_float(sum);
+}
+template <class Sum>
+__device__ inline Sum sum_of(float word) {
+  if constexpr (__is_same(Sum, float)) {
+    return word;
+  } else {
+    return __float_as_int(word);
+  }
+}
 
 __device__ inline float silu(float x) {
   return x / (1.f + __expf(-x));

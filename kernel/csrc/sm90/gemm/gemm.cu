@@ -46,18 +46,24 @@ void set_bias(Epilogue& e, const rk_tensor* bias) {
   e.bias_float = dtype_of(*bias) == DType::f32;
 }
 
-// Scales of one element or of one dimension longer than that.
-const float* scales_of(const rk_tensor& t, int64_t* step) {
+// Scales, or zero points, of one element or of one dimension longer than that.
+template <class T>
+const T* scales_of(const rk_tensor& t, int64_t* step) {
   *step = 0;
   for (int i = 0; i < t.ndim; i++)
     if (t.shape[i] > 1) *step = t.strides[i];
-  return data_ptr<float>(t);
+  return data_ptr<T>(t);
 }
 
 // Up to 16 tokens of a small weight with enough rows: the mma_m16 kernel, whose blocks start sooner. From n and k, so
 // that bits do not change with m.
 constexpr int64_t kMmaM16Bytes = 16 << 20;
 constexpr int kMmaM16Rows = 2048;
+
+void run_int8(const Problem& q) {
+  if (q.m <= kSwapAbTokens) return wgmma_swap_ab<int8_t>(q);
+  q.out_type == DType::bf16 ? wgmma_persistent<int8_t, bf16>(q) : wgmma_persistent<int8_t, f16>(q);
+}
 
 void run(const Problem& q) {
   const bool fp8 = q.type == DType::f8e4m3, bf = q.type == DType::bf16;
@@ -92,10 +98,24 @@ void fp8_scaled_mm(const rk_fp8_scaled_mm_args& args, rk_stream stream) {
   q.static_weight = args.static_weight != 0;
   q.fast = args.fast_accum != 0;
   q.epilogue.gate = static_cast<Gate>(args.gate);
-  q.epilogue.scale_x = scales_of(*args.scales_a, &q.epilogue.scale_x_step);
-  q.epilogue.scale_w = scales_of(*args.scales_b, &q.epilogue.scale_w_step);
+  q.epilogue.scale_x = scales_of<float>(*args.scales_a, &q.epilogue.scale_x_step);
+  q.epilogue.scale_w = scales_of<float>(*args.scales_b, &q.epilogue.scale_w_step);
   set_bias(q.epilogue, args.bias);
   run(q);
+}
+
+void int8_scaled_mm(const rk_int8_scaled_mm_args& args, rk_stream stream) {
+  Problem q = describe("int8_scaled_mm", stream, *args.mat_a, *args.mat_b, 1, *args.out);
+  q.static_weight = args.static_weight != 0;
+  q.epilogue.gate = static_cast<Gate>(args.gate);
+  q.epilogue.scale_x = scales_of<float>(*args.scales_a, &q.epilogue.scale_x_step);
+  q.epilogue.scale_w = scales_of<float>(*args.scales_b, &q.epilogue.scale_w_step);
+  set_bias(q.epilogue, args.bias);
+  if (args.azp) {
+    q.zeros.x = scales_of<int32_t>(*args.azp, &q.zeros.x_step);
+    q.zeros.weight_sums = data_ptr<int32_t>(*args.b_sums);
+  }
+  run_int8(q);
 }
 
 void fp8_blockwise_scaled_mm(const rk_fp8_blockwise_scaled_mm_args& args, rk_stream stream) {
@@ -111,8 +131,8 @@ void fp8_blockwise_scaled_mm(const rk_fp8_blockwise_scaled_mm_args& args, rk_str
 
 void bmm_fp8(const rk_bmm_fp8_args& args, rk_stream stream) {
   Problem q = describe("bmm_fp8", stream, *args.a, *args.b, 2, *args.out);
-  q.epilogue.scale_x = scales_of(*args.a_scale, &q.epilogue.scale_x_step);
-  q.epilogue.scale_w = scales_of(*args.b_scale, &q.epilogue.scale_w_step);
+  q.epilogue.scale_x = scales_of<float>(*args.a_scale, &q.epilogue.scale_x_step);
+  q.epilogue.scale_w = scales_of<float>(*args.b_scale, &q.epilogue.scale_w_step);
   run(q);
 }
 

@@ -15,21 +15,30 @@ struct Problem {
   const char *x, *weight;
   int64_t x_step, weight_step, x_batch, weight_batch;
   int m, n, k, batch;
-  DType type, out_type;  // of the operands: bf16, f16 or f8e4m3; of the result: bf16, f16 or (up to 64 tokens) f32
+  DType type, out_type;  // of the operands: bf16, f16, f8e4m3 or i8; of the result: bf16, f16 or (up to 64 tokens) f32
   bool static_weight;
   bool fast;                       // the tensor cores may add over all of k
   const float *block_x, *block_w;  // scales of blocks, or null; steps in elements
   int64_t block_x_step, block_x_unit, block_w_step;
   Epilogue epilogue;
+  ZeroPoints zeros;  // of i8
 
-  int element_size() const { return type == DType::f8e4m3 ? 1 : 2; }
+  int element_size() const { return type == DType::f8e4m3 || type == DType::i8 ? 1 : 2; }
   bool gated() const { return epilogue.gate != Gate::none; }
 };
+
+template <class Params>
+void set_zero_points(Params&, const Problem&) {}
+template <class Params>
+void set_zero_points(WithZeroPoints<Params>& p, const Problem& q) {
+  p.zeros = q.zeros;
+}
 
 // What the parameters of the kernels on wgmma (wgmma_swap_ab.cuh, wgmma_persistent.cuh) say alike of a product.
 template <class Params>
 Params params_of(const Problem& q) {
   Params p = {};
+  set_zero_points(p, q);
   p.m = q.m;
   p.n = q.n;
   p.chunks = (q.k * q.element_size() + 127) / 128;

@@ -7,9 +7,9 @@
 namespace radix::gemm {
 
 inline CUtensorMapDataType map_type(DType type) {
-  return type == DType::f8e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-         : type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return type == DType::f8e4m3 || type == DType::i8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : type == DType::bf16                      ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
 using sm90::map_stride;

@@ -29,7 +29,7 @@ inline int64_t persistent_cycles(const Problem& q, int m, int tokens, int column
 template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
 void launch_persistent(const Problem& q) {
   constexpr int kAlongM = tiles_along_m(kShare), kAlongN = tiles_along_n(kShare);
-  PersistentParams p = params_of<PersistentParams>(q);
+  auto p = params_of<ParamsOf<kType, PersistentParams>>(q);
   p.m_tiles = ceil_div(q.m, Tile::kTokens * kAlongM) * kAlongM;
   p.n_tiles = ceil_div(q.n, Tile::kColumns * kAlongN) * kAlongN;
   p.tiles = persistent_tiles(q, q.m, Tile::kTokens, Tile::kColumns, kShare);
@@ -95,6 +95,18 @@ void persistent_fp8(const Problem& q) {
       .launch(q);
 }
 
+// Of INT8 the tensor cores' sums are exact: neither the tile nor a shared k changes bits.
+template <class Out>
+void persistent_int8(const Problem& q) {
+  constexpr auto kType = sm90::Operand::s8;
+  if (q.m <= kPersistentTokens)
+    return split_k_or_fastest<kType, Out, Sums::fast, PersistentTile<256, 1, true>, PersistentTile<224>,
+                              PersistentTile<192>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
+  fastest<kType, Out, Sums::fast, Share::weight, PersistentTile<256, 1, true>, PersistentTile<224>, PersistentTile<192>,
+          PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q, q.m)
+      .launch(q);
+}
+
 // 16-bit operands, of which the tensor cores' sums keep what float32 keeps. Up to kSplitKTokens tokens there may be too
 // few tiles for all multiprocessors, unless k is shared.
 constexpr int kSplitKTokens = 2 * kPersistentTokens;
@@ -117,6 +129,8 @@ template <class In, class Out>
 void wgmma_persistent(const Problem& q) {
   if constexpr (__is_same(In, e4m3)) {
     persistent_fp8<Out>(q);
+  } else if constexpr (__is_same(In, int8_t)) {
+    persistent_int8<Out>(q);
   } else {
     persistent_16bit<sm90::kOperand<In>, Out>(q);
   }

@@ -20,11 +20,15 @@ template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare, 
 class PersistentConsumer {
  public:
   static constexpr int kColumns = Tile::kColumns, kHalves = Tile::kHalves;
-  static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = kType == sm90::Operand::e4m3;
+  static constexpr bool kBlockScaled = kSums == Sums::blocks, kScaled = sm90::operand_bytes(kType) == 1;
   static constexpr bool kGrouped = kWeights != Weights::dense, kPaired = kWeights == Weights::grouped_gated;
   // Whether the warpgroups are in ping-pong; then a tile begins before all of the last one has been stored.
   static constexpr bool kPingPong = kSums != Sums::fast && (kHalves == 2 || (kBlockScaled && kColumns == 192));
   static constexpr bool kColumnScaled = !kBlockScaled && !kGrouped;  // or with bias: what `columns` holds
+  static constexpr bool kInteger = kType == sm90::Operand::s8;
+  using Sum = sm90::Accumulator<kType>;
+  using Params = ParamsOf<kType, PersistentParams>;
+  static_assert(kSums == Sums::fast || !kInteger, "sums of INT8 operands are exact where they are");
   static_assert(kSums == Sums::fast || kScaled || kHalves == 1, "16-bit products need no promotion in halves");
   static_assert(kSums == Sums::fast || (kHalves + 1) * kColumns / 2 <= 192, "sums, and what the tensor cores add to");
   static_assert(kSums != Sums::fast || kHalves == 1, "the tensor cores add to one half's sums alone");
@@ -35,7 +39,7 @@ class PersistentConsumer {
   static_assert(kShare != Share::k || kColumns % 16 == 0, "an exchange_split_k moves a quarter of the sums as float4");
   static_assert(!kPaired || Tile::kRound % (2 * kStoreBoxColumns) == 0, "half of the columns leave in whole boxes");
 
-  __device__ PersistentConsumer(const PersistentParams& p, const PersistentShared<Tile>& shared)
+  __device__ PersistentConsumer(const Params& p, const PersistentShared<Tile>& shared)
       : p_(p), group_(__shfl_sync(~0u, threadIdx.x / 128, 0) - 1), shared_(shared) {
     using sm90::shared_address;
     tokens_ = uniform(sm90::operand_low(shared.tokens(0) + group_ * 64 * 128));
@@ -123,7 +127,7 @@ class PersistentConsumer {
     for (int i = 0; i < kKept; i += 4) {
       float v[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) v[j] = rank ? sum_[0][i + j] : sum_[0][kKept + i + j];
+      for (int j = 0; j < 4; j++) v[j] = word_of(rank ? sum_[0][i + j] : sum_[0][kKept + i + j]);
       to[i / 4 * 256] = make_float4(v[0], v[1], v[2], v[3]);
     }
     cluster_sync();
@@ -132,7 +136,7 @@ class PersistentConsumer {
       const float4 other = load_remote(remote_address(to + i / 4 * 256, rank ^ 1));
       const float v[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
-      for (int j = 0; j < 4; j++) sum_[0][i + j] = (rank ? sum_[0][kKept + i + j] : sum_[0][i + j]) + v[j];
+      for (int j = 0; j < 4; j++) sum_[0][i + j] = (rank ? sum_[0][kKept + i + j] : sum_[0][i + j]) + sum_of<Sum>(v[j]);
     }
   }
 
@@ -179,6 +183,10 @@ class PersistentConsumer {
       for (int i = 0; i < kHalves * 2; i++)
         token_scale_[i / 2][i % 2] =
             kScaled ? token_scale(p_.epilogue, min(token(at, i / 2) + i % 2 * 8, at.end - 1)) : 1.f;
+    }
+    if constexpr (kInteger) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) token_zero_[i] = zero_point(p_.zeros, min(token(at, 0) + i * 8, at.end - 1));
     }
   }
 
@@ -349,14 +357,16 @@ class PersistentConsumer {
 #pragma unroll
       for (int i = 0; i < kCount / 8; i++) columns[i] = *reinterpret_cast<const float4*>(from + i * 8);
     }
+    int2 weight_sums[kCount / 8];
+    if constexpr (kInteger) load_weight_sums(at.n_tile * kColumns + kept + kFrom + threadIdx.x % 4 * 2, weight_sums);
 #pragma unroll
     for (int i = 0; i < kCount / 8; i += kGated ? 2 : 1) {
       const int piece = i / (kGated ? 2 : 1);
       float v[4];
-      finish_four<kHalf>(v, kFrom / 8 + i, columns[i]);
+      finish_four<kHalf>(v, kFrom / 8 + i, columns[i], weight_sums[i]);
       if constexpr (kGated) {
         float up[4];
-        finish_four<kHalf>(up, kFrom / 8 + i + 1, columns[i + 1]);
+        finish_four<kHalf>(up, kFrom / 8 + i + 1, columns[i + 1], weight_sums[i + 1]);
 #pragma unroll
         for (int j = 0; j < 4; j++) v[j] = silu(v[j]) * up[j];
       }
@@ -393,11 +403,30 @@ class PersistentConsumer {
     }
   }
 
+  // The sums of the weight's codes of columns `column`, + 1 and those further on, 8 apart; zeros where x has no zero
+  // points.
+  template <int kPieces>
+  __device__ void load_weight_sums(int column, int2 (&to)[kPieces]) const {
+    const int32_t* from = p_.zeros.weight_sums + column;
+#pragma unroll
+    for (int i = 0; i < kPieces; i++) {
+      const bool there = p_.zeros.x && column + i * 8 < p_.n;
+      to[i] = there ? make_int2(from[i * 8], from[i * 8 + 1]) : make_int2(0, 0);
+    }
+  }
+
   // The four sums of columns 8 i + 2 t, + 1 of both tokens, times their scales, with bias.
   template <int kHalf>
-  __device__ void finish_four(float (&v)[4], int i, const float4& c) const {
+  __device__ void finish_four(float (&v)[4], int i, const float4& c, const int2& weight_sums) const {
 #pragma unroll
-    for (int j = 0; j < 4; j++) v[j] = sum_[kHalf][4 * i + j];
+    for (int j = 0; j < 4; j++) {
+      if constexpr (kInteger) {
+        const int32_t extra = token_zero_[j / 2] * (j % 2 ? weight_sums.y : weight_sums.x);
+        v[j] = static_cast<float>(sum_[kHalf][4 * i + j] - extra);
+      } else {
+        v[j] = sum_[kHalf][4 * i + j];
+      }
+    }
     if constexpr (kColumnScaled) {
       v[0] = v[0] * (token_scale_[kHalf][0] * c.x) + c.y;
       v[1] = v[1] * (token_scale_[kHalf][0] * c.z) + c.w;
@@ -406,13 +435,14 @@ class PersistentConsumer {
     }
   }
 
-  const PersistentParams& p_;
+  const Params& p_;
   const int group_;
   const PersistentShared<Tile> shared_;
   static constexpr int kRounds = kShare == Share::k ? 1 : kHalves * Tile::kRounds;
-  float sum_[kHalves][kColumns / 2], accumulator_[kSums == Sums::fast ? 1 : kColumns / 2];
+  Sum sum_[kHalves][kColumns / 2], accumulator_[kSums == Sums::fast ? 1 : kColumns / 2];
   static constexpr int kBorders = kPaired ? 4 : 2;
   float x_[2], w_[kBorders], token_scale_[kHalves][2];
+  int32_t token_zero_[2];
   int split_, store_buffer_ = 0;
   sm90::Ring<Tile::kStages> ring_, release_ring_;  // the stage to read, the stage to release
   uint32_t tokens_, weight_;                       // low words of the first stage's descriptors

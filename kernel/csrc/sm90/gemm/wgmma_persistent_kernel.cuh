@@ -12,7 +12,7 @@
 //
 // Consumers (wgmma_persistent_consumer.cuh): the tensor cores keep about 14 bits of a sum, so sums move to float32
 // registers every 128 elements of k, times the scales of blocks where there are any; or, where the caller allows, never
-// (Sums).
+// (Sums). INT8 sums are int32 and exact: never.
 //
 // Epilogue: scales, bias, gate in registers; through swizzled shared memory; TMA store, which runs on while the
 // next tile is multiplied. In ping-pong the next tile's first products run while this one's last results are made.
@@ -128,8 +128,8 @@ class PersistentProducer {
  private:
   static constexpr uint16_t kBoth = 3;
   static constexpr int kAlongN = tiles_along_n(kShare), kAlongM = tiles_along_m(kShare);
-  static constexpr int kChunk = kType == sm90::Operand::e4m3 ? 128 : 64;  // elements in the 128 bytes of a stage's row
-  static constexpr int kOwnTokens = Tile::kTokens / kAlongN;              // that this block loads
+  static constexpr int kChunk = 128 / sm90::operand_bytes(kType);  // elements in the 128 bytes of a stage's row
+  static constexpr int kOwnTokens = Tile::kTokens / kAlongN;       // that this block loads
   static_assert(kOwnTokens % kTokenPiece == 0, "a tile is whole pieces");
 
   // Rows of the tile that are loaded: those that exist, up to the end of their piece.
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
                             const __grid_constant__ sm90::TensorMap x_piece_map,
                             const __grid_constant__ sm90::TensorMap weight_map,
                             const __grid_constant__ sm90::TensorMap out_map,
-                            const __grid_constant__ PersistentParams p) {
+                            const __grid_constant__ ParamsOf<kType, PersistentParams> p) {
   using namespace sm90;
   constexpr bool kBlockScaled = kSums == Sums::blocks, kShareK = kShare == Share::k;
   extern __shared__ __align__(1024) char begin[];  // without static shared memory it begins at a multiple of 1024
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
           }
         } else {
           barrier_wait(shared.columns_empty, parity);
-          load_column_epilogue<Out, Tile::kColumns, kType == Operand::e4m3>(p, at, shared.columns());
+          load_column_epilogue<Out, Tile::kColumns, operand_bytes(kType) == 1>(p, at, shared.columns());
           barrier_arrive(shared.columns_full);
         }
       }

@@ -36,7 +36,7 @@ inline int swap_ab_splits(const Problem& q, int multiprocessors) {
 
 template <sm90::Operand kType, class Out, class Tile>
 void launch_swap_ab(const Problem& q, const SwapAbShape& s) {
-  SwapAbParams p = params_of<SwapAbParams>(q);
+  auto p = params_of<ParamsOf<kType, SwapAbParams>>(q);
   if (p.gated) p.n = q.n / 2;
   p.rows = s.rows;
   p.tiles = (q.n + s.rows - 1) / s.rows;
@@ -79,6 +79,11 @@ void swap_ab_fp8(const Problem& q) {
             : swap_ab<sm90::Operand::e4m3, Out, 64, kBlockScaled>(q);
 }
 
+template <class Out>
+void swap_ab_int8(const Problem& q) {
+  q.m <= 32 ? swap_ab<sm90::Operand::s8, Out, 32, false>(q) : swap_ab<sm90::Operand::s8, Out, 64, false>(q);
+}
+
 // By the type of the operands.
 template <class T>
 void wgmma_swap_ab(const Problem& q) {
@@ -88,6 +93,8 @@ void wgmma_swap_ab(const Problem& q) {
     } else {
       q.block_w ? swap_ab_fp8<f16, true>(q) : swap_ab_fp8<f16, false>(q);
     }
+  } else if constexpr (__is_same(T, int8_t)) {
+    q.out_type == DType::bf16 ? swap_ab_int8<bf16>(q) : swap_ab_int8<f16>(q);
   } else {
     constexpr auto kType = sm90::kOperand<T>;
     if (q.m <= 16) return swap_ab<kType, T, 16, false>(q);

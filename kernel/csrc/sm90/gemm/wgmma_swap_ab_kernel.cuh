@@ -15,7 +15,7 @@
 // `rows` is a multiple of 8 chosen so that the tiles of all blocks are alike; operand rows beyond it hold leftovers
 // that only reach sums nobody reads. Where a block takes at most half of a multiprocessor, the next kernel's blocks
 // wait beside it with their rings full of weights (pdl.cuh). FP8 sums move to float32 registers every 128 elements of k
-// (the tensor cores keep about 14 bits), times the scales of the block where there are any.
+// (the tensor cores keep about 14 bits), times the scales of the block where there are any; INT8 sums are exact.
 //
 // Shared memory (kSharedBytes and static barriers); for the only tile of a block `partials` lie over the stages:
 //
@@ -178,8 +178,10 @@ class SwapAbConsumer {
   static constexpr int kBlocks = Tile::kBlocks, kGroups = Tile::kGroups, kTokens = Tile::kTokens;
   static constexpr int kSums = kTokens / 2;  // of a lane and 64 rows
   static constexpr bool kFp8 = kType == sm90::Operand::e4m3;
+  using Sum = sm90::Accumulator<kType>;
+  using Params = ParamsOf<kType, SwapAbParams>;
 
-  __device__ SwapAbConsumer(const SwapAbParams& p, const SwapAbShared<Tile>& shared)
+  __device__ SwapAbConsumer(const Params& p, const SwapAbShared<Tile>& shared)
       : p_(p),
         s_(shared),
         group_(threadIdx.x / 128),
@@ -209,7 +211,7 @@ class SwapAbConsumer {
   __device__ void mainloop_step(int stage) {
     using namespace sm90;
     const uint64_t tokens = swizzled_operand(s_.x(stage));
-    const auto products = [&](float(&target)[kSums], int b, bool add) {
+    const auto products = [&](Sum(&target)[kSums], int b, bool add) {
       const uint64_t rows = swizzled_operand(s_.weight(stage) + (group_ * kBlocks + b) * 64 * 128);
 #pragma unroll
       for (int i = 0; i < 4; i++) Wgmma<kType, kTokens>::run(target, next_k(rows, i), next_k(tokens, i), add || i > 0);
@@ -277,11 +279,11 @@ class SwapAbConsumer {
       if (count <= 0) continue;
       const float* from = partials + token * Tile::kColumnStep + at;
       float v[8];
-      split_k_reduce(v, from, share);
+      sum_eight<true>(v, from, share, token, column, count);
       finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
       if (p_.gated) {
         float up[8];
-        split_k_reduce(up, from + 8, share);
+        sum_eight<false>(up, from + 8, share, token, column, count);
         finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
@@ -291,12 +293,12 @@ class SwapAbConsumer {
   }
 
  private:
-  __device__ void write_partials_of(const float (&sum)[kSums], float* partials) const {
+  __device__ void write_partials_of(const Sum (&sum)[kSums], float* partials) const {
     float* to = partials + 2 * t_ * Tile::kColumnStep + group_ * 64 + warp_ * 16 + g_;
 #pragma unroll
     for (int i = 0; i < kTokens / 8; i++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) to[(i * 8 + j % 2) * Tile::kColumnStep + j / 2 * 8] = sum[4 * i + j];
+      for (int j = 0; j < 4; j++) to[(i * 8 + j % 2) * Tile::kColumnStep + j / 2 * 8] = word_of(sum[4 * i + j]);
   }
 
   // finish() where all is in whole pieces of 16 bytes and nobody shares k. A thread's columns are the same for all of
@@ -319,11 +321,11 @@ class SwapAbConsumer {
     for (int i = 0; i < kRounds; i++) {
       const float* from =
           partials + (kTokens < kStep ? min(first, kTokens - 1) : first + i * kStep) * Tile::kColumnStep + at;
-      split_k_reduce(v[i], from, 1);
+      sum_eight<!kGated>(v[i], from, 1, min(first + i * kStep, p_.m - 1), column, 8);
       rows.finish(v[i], scale[i]);
       if constexpr (kGated) {
         float up[8];
-        split_k_reduce(up, from + 8, 1);
+        sum_eight<false>(up, from + 8, 1, 0, column, 8);
         ups.finish(up, scale[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] = silu(v[i][j]) * up[j];
@@ -336,7 +338,26 @@ class SwapAbConsumer {
     }
   }
 
-  __device__ static void split_k_reduce(float (&v)[8], const float* from, int share) {
+  // The sums of a token and 8 columns from `column` on, of which `count` exist, as float32. kShifted: x may have zero
+  // points.
+  template <bool kShifted>
+  __device__ void sum_eight(float (&v)[8], const float* from, int share, int token, int column, int count) const {
+    if constexpr (kType == sm90::Operand::s8) {
+      Sum sums[8];
+      split_k_reduce(sums, from, share);
+      if (kShifted && p_.zeros.x) {
+        const int32_t zero = zero_point(p_.zeros, token);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[j] -= zero * p_.zeros.weight_sums[column + min(j, count - 1)];
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = static_cast<float>(sums[j]);
+    } else {
+      split_k_reduce(v, from, share);
+    }
+  }
+
+  __device__ static void split_k_reduce(Sum (&v)[8], const float* from, int share) {
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] = 0;
     for (int other = 0; other < share; other++) {
@@ -344,22 +365,24 @@ class SwapAbConsumer {
       for (int h = 0; h < 2; h++) {
         const float4 partial = share == 1 ? *reinterpret_cast<const float4*>(from + 4 * h)
                                           : sm90::load_remote(sm90::remote_address(from + 4 * h, other));
-        v[4 * h] += partial.x, v[4 * h + 1] += partial.y, v[4 * h + 2] += partial.z, v[4 * h + 3] += partial.w;
+        v[4 * h] += sum_of<Sum>(partial.x), v[4 * h + 1] += sum_of<Sum>(partial.y);
+        v[4 * h + 2] += sum_of<Sum>(partial.z), v[4 * h + 3] += sum_of<Sum>(partial.w);
       }
     }
   }
 
-  const SwapAbParams& p_;
+  const Params& p_;
   const SwapAbShared<Tile>& s_;
   const int group_, warp_, g_, t_;
-  float sum_[kBlocks][kSums];
+  Sum sum_[kBlocks][kSums];
   int row_slot_[kBlocks][2];
 };
 
 template <sm90::Operand kType, class Out, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
     wgmma_swap_ab_kernel(const __grid_constant__ sm90::TensorMap weight_map,
-                         const __grid_constant__ sm90::TensorMap x_map, const __grid_constant__ SwapAbParams p) {
+                         const __grid_constant__ sm90::TensorMap x_map,
+                         const __grid_constant__ ParamsOf<kType, SwapAbParams> p) {
   using namespace sm90;
   constexpr int kStages = Tile::kStages, kConsumers = 128 * Tile::kGroups;
   extern __shared__ char unaligned[];
@@ -386,7 +409,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
   const int share = gridDim.x, rank = blockIdx.x, step = gridDim.y;  // x: the blocks of a cluster
   const Chunks chunks = {p.chunks * rank / share, p.chunks * (rank + 1) / share};
   if (threadIdx.x >= kConsumers) {
-    SwapAbProducer<kType == Operand::e4m3 ? 1 : 2, Tile>(p, shared, &weight_map, &x_map).run(chunks, blockIdx.y, step);
+    SwapAbProducer<operand_bytes(kType), Tile>(p, shared, &weight_map, &x_map).run(chunks, blockIdx.y, step);
     if (share > 1) {
       __syncwarp();
       cluster_sync();

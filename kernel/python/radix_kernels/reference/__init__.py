@@ -13,7 +13,13 @@ from .activation import gated, gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .all_reduce import all_reduce, all_reduce_add_rmsnorm
 from .attention import flash_attn_varlen, flash_attn_with_kvcache, merge_state
 from .fused_rope import fused_qk_norm_rope_store
-from .gemm import bmm_fp8, fp8_blockwise_scaled_mm, fp8_scaled_mm, linear_silu_and_mul
+from .gemm import (
+    bmm_fp8,
+    fp8_blockwise_scaled_mm,
+    fp8_scaled_mm,
+    int8_scaled_mm,
+    linear_silu_and_mul,
+)
 from .grouped_gemm import m_grouped_gemm_contiguous, m_grouped_gemm_masked
 from .kv_cache import store_kv_cache
 from .linear import (
@@ -51,6 +57,7 @@ from .quantize import (
     rmsnorm_quant_fp8,
     silu_and_mul_quant_fp8,
 )
+from .quantize_int8 import per_token_quant_int8, rmsnorm_quant_int8, silu_and_mul_quant_int8
 from .rope import apply_rope_inplace, rope_cos_sin_cache
 from .sampling import (
     apply_penalties_inplace,
@@ -95,6 +102,7 @@ __all__ = [
     "gather_mla_kv",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "int8_scaled_mm",
     "kept_ids",
     "layernorm",
     "linear",
@@ -111,17 +119,20 @@ __all__ = [
     "per_tensor_quant_fp8",
     "per_token_group_quant",
     "per_token_quant_fp8",
+    "per_token_quant_int8",
     "philox4x32",
     "quantize_rows",
     "quantize_weight",
     "rmsnorm",
     "rmsnorm_quant_fp8",
+    "rmsnorm_quant_int8",
     "rope_cos_sin_cache",
     "row_argmax",
     "sample_candidates",
     "sampling_candidates",
     "silu_and_mul",
     "silu_and_mul_quant_fp8",
+    "silu_and_mul_quant_int8",
     "store_kv_cache",
     "store_mla_kv",
     "token_logprobs",

@@ -1,4 +1,4 @@
-"""Dense products with fused epilogues, and FP8 products with scales."""
+"""Dense products with fused epilogues, FP8 and INT8 products with scales."""
 
 from __future__ import annotations
 
@@ -37,6 +37,30 @@ def fp8_scaled_mm(
     """See `radix_kernels.fp8_scaled_mm`."""
     scale = scales_a.to(compute_dtype).reshape(-1, 1) * scales_b.to(compute_dtype).reshape(1, -1)
     result = mat_a.to(compute_dtype) @ mat_b.to(compute_dtype) * scale
+    if bias is not None:
+        result = result + bias.to(compute_dtype)
+    return finish(result, out, out_dtype)
+
+
+def int8_scaled_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    scales_a: torch.Tensor,
+    scales_b: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias: torch.Tensor | None = None,
+    *,
+    azp: torch.Tensor | None = None,
+    b_sums: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """See `radix_kernels.int8_scaled_mm`; sums are exact whatever compute_dtype is."""
+    sums = mat_a.double() @ mat_b.double()
+    if azp is not None and b_sums is not None:
+        sums = sums - azp.double().reshape(-1, 1) * b_sums.double()
+    scale = scales_a.to(compute_dtype).reshape(-1, 1) * scales_b.to(compute_dtype).reshape(1, -1)
+    result = sums.to(compute_dtype) * scale
     if bias is not None:
         result = result + bias.to(compute_dtype)
     return finish(result, out, out_dtype)

@@ -1,10 +1,10 @@
-"""Dense products, their lookups, and products of FP8."""
+"""Dense products, their lookups, and products of FP8 and INT8."""
 
 from __future__ import annotations
 
 import torch
 
-from .bounds import EXACT, FP8_PRODUCT, GATED, LINEAR
+from .bounds import EXACT, FP8_PRODUCT, GATED, LINEAR, ROUNDED_ONCE
 from .trial import Trial, case, reference, rk
 
 _SHAPES = ((1, 64, 128), (5, 1000, 333), (70, 256, 512))  # rows, features, inputs
@@ -66,6 +66,22 @@ def fp8_scaled_mm(t: Trial) -> None:
         rk.fp8_scaled_mm(t.there(a), t.there(b).t(), *map(t.there, scales), out=out)
         exact = reference.fp8_scaled_mm(a, b.t(), *scales, torch.float64)
         t.near(out, exact, FP8_PRODUCT)
+
+
+@case
+def int8_scaled_mm(t: Trial) -> None:
+    for rows, features, inputs in ((1, 64, 128), (17, 208, 256), (130, 256, 528)):
+        a = t.integers(-128, 128, rows, inputs, dtype=torch.int8)
+        b = t.integers(-128, 128, features, inputs, dtype=torch.int8)
+        scales = [0.5 + t.rand(rows), 0.5 + t.rand(features)]
+        azp = t.integers(-128, 128, rows)
+        sums = b.sum(1, dtype=torch.int32)
+        for zeros in ({}, {"azp": azp, "b_sums": sums}):
+            there = {name: t.there(x) for name, x in zeros.items()}
+            out = t.poisoned(rows, features, dtype=torch.bfloat16)
+            rk.int8_scaled_mm(t.there(a), t.there(b).t(), *map(t.there, scales), out=out, **there)
+            exact = reference.int8_scaled_mm(a, b.t(), *scales, torch.float64, **zeros)
+            t.near(out, exact, ROUNDED_ONCE["bfloat16"])
 
 
 @case

@@ -1,4 +1,4 @@
-"""Quantization to FP8, alone and behind an activation or a norm.
+"""Quantization to FP8 and INT8, alone and behind an activation or a norm.
 
 An error is in halves of the distance between the two nearest codes: a rounded value is at most one
 off, and a value in the middle may become either.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from .bounds import HALF_STEP, ROUNDED_ONCE, SCALE
+from .bounds import EXACT, HALF_STEP, ROUNDED_ONCE, SCALE
 from .trial import Trial, Wrong, case, reference, rk
 
 _MANTISSA = 3
+_INT8 = 127
 _SHAPES = ((1, 128), (7, 512), (33, 1024))
 
 
@@ -55,6 +56,44 @@ def rmsnorm_quant_fp8(t: Trial) -> None:
         weight = t.randn(width)
         codes, scales = rk.rmsnorm_quant_fp8(t.there(x), t.there(weight), 1e-6, 128)
         _check_values(t, reference.rmsnorm(x.double(), weight.double()), codes, scales)
+
+
+@case
+def per_token_quant_int8(t: Trial) -> None:
+    for rows, width in _SHAPES:
+        x = t.randn(rows, width)
+        x[0] = 0
+        codes, scales = rk.per_token_quant_int8(t.there(x))
+        expected = reference.per_token_quant_int8(x)
+        t.same(codes, expected[0], EXACT)
+        t.same(scales, expected[1], EXACT)
+
+
+@case
+def silu_and_mul_quant_int8(t: Trial) -> None:
+    for rows, width in _SHAPES:
+        x = t.randn(rows, 2 * width)
+        made = rk.silu_and_mul_quant_int8(t.there(x))
+        _check_int8(t, reference.silu_and_mul(x.double()), *made)
+
+
+@case
+def rmsnorm_quant_int8(t: Trial) -> None:
+    for rows, width in _SHAPES:
+        x = t.randn(rows, width)
+        weight = t.randn(width)
+        made = rk.rmsnorm_quant_int8(t.there(x), t.there(weight), 1e-6)
+        _check_int8(t, reference.rmsnorm(x.double(), weight.double()), *made)
+
+
+def _check_int8(t: Trial, exact: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    largest = exact.abs().amax(-1, keepdim=True)
+    rounding = ROUNDED_ONCE[t.name]
+    kept = scales.cpu().double()
+    t.keep(float((kept * _INT8 / largest - 1).abs().max()), 2 * rounding)
+    # Half a step, and the roundings of the value and of its row's scale before.
+    allowed = largest / _INT8 / 2 + 3 * rounding * largest
+    t.keep(float(((codes.cpu().double() * kept - exact).abs() / allowed).max()), HALF_STEP)
 
 
 def _check_groups(

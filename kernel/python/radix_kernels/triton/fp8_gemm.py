@@ -18,7 +18,7 @@ def fp8_scaled_mm(
     out: torch.Tensor,
 ) -> None:
     """See `radix_kernels.fp8_scaled_mm`, which has checked the arguments."""
-    steps = (_step(scales_a, mat_a.shape[0]), 0, _step(scales_b, mat_b.shape[1]), 0)
+    steps = (scale_step(scales_a, mat_a.shape[0]), 0, scale_step(scales_b, mat_b.shape[1]), 0)
     run(mat_a, mat_b, scales_a, scales_b, bias, out, steps, blocks=False)
 
 
@@ -103,7 +103,7 @@ def run(
     )  # fmt: skip
 
 
-def _step(scales: torch.Tensor, count: int) -> int:
+def scale_step(scales: torch.Tensor, count: int) -> int:
     """From one of `count` scales to the next; 0: there is one for all."""
     if scales.numel() == 1:
         return 0
