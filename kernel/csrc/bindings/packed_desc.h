@@ -41,7 +41,8 @@ struct PackedDesc {
       case RK_LAYOUT_LANES16: return "lanes16";
       case RK_LAYOUT_QUADS16: return "quads16";
       case RK_LAYOUT_NIBBLES16: return "nibbles16";
-      default: return "supers16";
+      case RK_LAYOUT_SUPERS16: return "supers16";
+      default: return "fragments64";
     }
   }
 };

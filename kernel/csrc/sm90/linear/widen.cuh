@@ -1,0 +1,141 @@
+// Packed codes to operand A of a product instruction: four registers of two bf16 or f16 each (layout.cuh), exactly.
+//
+//   u4    the code becomes the last bits of 128 (bf16) or 1024 (f16), from which 128 or 1024 plus the zero point is
+//   taken e2m1  sign, exponent and mantissa move to their places; a power of two corrects the exponent, subnormals
+//   included s8    bf16 has seven bits behind the leading one: 128 + (code's low seven bits) - (128, or 256 if it is
+//   negative);
+//         f16 has ten: 1024 + (code + 128) - 1152
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "sm90/linear/layout.cuh"
+
+namespace radix::linear {
+
+template <class T>
+constexpr bool kIsBf16 = __is_same(T, bf16);
+
+// One value twice.
+__host__ __device__ constexpr uint32_t twice(uint32_t half) {
+  return half * 0x10001u;
+}
+
+// Both halves of a - b.
+template <class T>
+__device__ inline uint32_t subtract_pair(uint32_t a, uint32_t b) {
+  uint32_t d;
+  if constexpr (kIsBf16<T>) {
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  } else {
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  }
+  return d;
+}
+// And of a * b.
+template <class T>
+__device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b) {
+  uint32_t d;
+  if constexpr (kIsBf16<T>) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  }
+  return d;
+}
+
+// (value & kMask) | bits, and (value & kMask) ^ bits: one instruction each.
+template <uint32_t kMask>
+__device__ inline uint32_t masked_or(uint32_t value, uint32_t bits) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(value), "n"(kMask), "r"(bits));
+  return d;
+}
+template <uint32_t kMask>
+__device__ inline uint32_t masked_xor(uint32_t value, uint32_t bits) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(value), "n"(kMask), "r"(bits));
+  return d;
+}
+
+// The float whose last bits a small integer becomes: 128 or 1024.
+template <class T>
+constexpr uint32_t kMagic = kIsBf16<T> ? 0x4300 : 0x6400;
+
+// What is taken from a row's codes of u4, for its zero point 0 .. 16, as widen_step() wants it. Other codes have none.
+template <class T>
+__device__ inline uint32_t zero_pair(uint32_t zero) {
+  return twice(kMagic<T> + zero);
+}
+
+// value << kLeft, or to the right where that is negative.
+template <int kLeft>
+__device__ inline uint32_t shifted(uint32_t value) {
+  if constexpr (kLeft >= 0) {
+    return value << kLeft;
+  } else {
+    return value >> -kLeft;
+  }
+}
+
+template <class T, int kRegister>
+__device__ inline uint32_t widen_u4(uint32_t word, uint32_t zero) {
+  return subtract_pair<T>(masked_or<twice(0xf)>(word >> (4 * kRegister), twice(kMagic<T>)), zero);
+}
+
+template <class T, int kRegister>
+__device__ inline uint32_t widen_e2m1(uint32_t word) {
+  constexpr int kMantissa = kIsBf16<T> ? 7 : 10;  // bits of T's mantissa, of which e2m1 has the first
+  constexpr uint32_t kPower = kIsBf16<T> ? (126 + 127) << 7 : (14 + 15) << 10;  // 2^126, 2^14: the biases' distance
+  const uint32_t size = shifted<kMantissa - 1 - 4 * kRegister>(word) & twice(7u << (kMantissa - 1));
+  const uint32_t sign = shifted<12 - 4 * kRegister>(word);
+  return multiply_pair<T>(masked_or<twice(0x8000)>(sign, size), twice(kPower));
+}
+
+template <class T, int kRegister>
+__device__ inline uint32_t widen_s8(uint32_t word) {
+  const uint32_t bytes = word >> (8 * kRegister);
+  if constexpr (kIsBf16<T>) {
+    const uint32_t low = masked_or<twice(0x7f)>(bytes, twice(kMagic<T>));
+    const uint32_t taken = masked_or<twice(0x80)>(bytes, twice(kMagic<T>));  // 128, with the sign's bit 256
+    return subtract_pair<T>(low, taken);
+  } else {
+    constexpr uint32_t kCounted = twice(kMagic<T> + 128);  // 1152; its last bits turn a signed byte into code + 128
+    return subtract_pair<T>(masked_xor<twice(0xff)>(bytes, kCounted), kCounted);
+  }
+}
+
+// Words of a lane that are a step's codes.
+template <Code kCode>
+constexpr int kStepWords = code_bits(kCode) / 4;
+
+// Operand A of one step from the lane's words of it. zero: zero_pair() of the lane's rows g and g + 8, read for u4
+// only.
+template <class T, Code kCode>
+__device__ inline void widen_step(const uint32_t (&words)[kStepWords<kCode>], const uint32_t (&zero)[2],
+                                  uint32_t (&a)[4]) {
+  if constexpr (kCode == Code::u4) {
+    a[0] = widen_u4<T, 0>(words[0], zero[0]);
+    a[1] = widen_u4<T, 1>(words[0], zero[1]);
+    a[2] = widen_u4<T, 2>(words[0], zero[0]);
+    a[3] = widen_u4<T, 3>(words[0], zero[1]);
+  } else if constexpr (kCode == Code::e2m1) {
+    a[0] = widen_e2m1<T, 0>(words[0]);
+    a[1] = widen_e2m1<T, 1>(words[0]);
+    a[2] = widen_e2m1<T, 2>(words[0]);
+    a[3] = widen_e2m1<T, 3>(words[0]);
+  } else {
+    a[0] = widen_s8<T, 0>(words[0]);
+    a[1] = widen_s8<T, 1>(words[0]);
+    a[2] = widen_s8<T, 0>(words[1]);
+    a[3] = widen_s8<T, 1>(words[1]);
+  }
+}
+
+// The power of two that an e8m0 scale, 0 .. 252, stands for.
+__device__ inline float power_of_two(uint32_t exponent) {
+  return __uint_as_float(exponent ? exponent << 23 : 1u << 22);
+}
+
+}  // namespace radix::linear
