@@ -34,7 +34,7 @@ void check_group(const char* op, const rk_packed_desc& desc) {
     if (group != expected) fail(RK_INVALID, "%s: group is %u, expected %u, the one of this kind", op, group, expected);
     return;
   }
-  const bool whole_rows = group == 0 && !has_small_codes(desc);
+  const bool whole_rows = group == 0 && (!has_small_codes(desc) || backend::packs_whole_rows_of_nibbles());
   const bool is_small = group == 16 && !has_small_codes(desc);
   if (group != 32 && group != 64 && group != 128 && !is_small && !whole_rows)
     fail(RK_INVALID, "%s: group is %u, expected %s", op, group,
@@ -246,11 +246,16 @@ rk_status rk_embedding(const rk_embedding_args* args, rk_stream stream) {
     const char* op = "embedding";
     auto a = read_args(op, args);
     const auto desc = check_desc(op, a.desc);
-    const Arg ids(op, "ids", a.ids), packed(op, "weight", a.packed), out(op, "out", a.out);
+    const Arg packed(op, "weight", a.packed), out(op, "out", a.out);
     check_packed(op, packed, desc);
-    ids.same_device(packed).dtype({DType::i32, DType::i64}).ndim(1);
     out.same_device(packed).dtype({dtype_of(desc.dtype)}).last_contiguous().writable();
-    out.shape({ids.size(0), desc.k}, "number of ids, inputs of the weight");
+    if (a.ids) {
+      const Arg ids(op, "ids", a.ids);
+      ids.same_device(packed).dtype({DType::i32, DType::i64}).ndim(1);
+      out.shape({ids.size(0), desc.k}, "number of ids, inputs of the weight");
+    } else {
+      out.shape({desc.n, desc.k}, "outputs and inputs of the weight");
+    }
     a.desc = &desc;
     if (out.numel() > 0) backend::embedding(a, stream);
   });

@@ -10,6 +10,8 @@ rk_linear_args checked_linear(const rk_linear_args* args, rk_packed_desc* desc);
 
 namespace backend {
 
+// Whether 4-bit codes may have one scale a row.
+bool packs_whole_rows_of_nibbles();
 // Fills desc.layout; the bytes of the packed storage.
 int64_t packed_weight_info(rk_packed_desc& desc);
 void pack_weight(const rk_pack_weight_args& args, rk_stream stream);

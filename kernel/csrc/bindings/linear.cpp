@@ -47,20 +47,22 @@ void bind_linear(py::module_& m) {
     args.out = call.out("out", out);
     call.run(rk_linear, args);
   });
-  m.def("linear_argmax",
-        [](py::handle x, py::handle packed, const PackedDesc& desc, py::handle ids, py::handle maxima) {
-          Call call("linear_argmax");
-          rk_linear_argmax_args args{sizeof args, &desc.desc};
-          args.x = call.in("x", x);
-          args.packed = call.in("weight", packed);
-          args.ids = call.out("ids", ids);
-          args.maxima = call.out("maxima", maxima);
-          call.run(rk_linear_argmax, args);
-        });
+  // A GPU's library has no such kernel: there the outputs are written.
+  if (std::string(rk_backend()) == "cpu")
+    m.def("linear_argmax",
+          [](py::handle x, py::handle packed, const PackedDesc& desc, py::handle ids, py::handle maxima) {
+            Call call("linear_argmax");
+            rk_linear_argmax_args args{sizeof args, &desc.desc};
+            args.x = call.in("x", x);
+            args.packed = call.in("weight", packed);
+            args.ids = call.out("ids", ids);
+            args.maxima = call.out("maxima", maxima);
+            call.run(rk_linear_argmax, args);
+          });
   m.def("embedding_packed", [](py::handle ids, py::handle packed, const PackedDesc& desc, py::handle out) {
     Call call("embedding");
     rk_embedding_args args{sizeof args, &desc.desc};
-    args.ids = call.in("ids", ids);
+    args.ids = call.optional_in("ids", ids);
     args.packed = call.in("weight", packed);
     args.out = call.out("out", out);
     call.run(rk_embedding, args);

@@ -124,7 +124,7 @@ RK_API rk_status rk_linear_argmax(const rk_linear_argmax_args* args, rk_stream s
 
 /* out [T, k] = row ids[t] of the packed weight: bits copied when dense, else (code - zero) * scale + minimum in
  * float32, rounded once to desc->dtype. ids int32 or int64 [T]; on the CPU an id outside [0, n) is RK_INVALID and
- * nothing is written. */
+ * nothing is written, on a GPU its row is NaN. ids NULL: all rows in order, out [n, k] (on the CPU RK_UNSUPPORTED). */
 typedef struct rk_embedding_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;

@@ -85,6 +85,10 @@ void prefer_huge_pages(const rk_tensor& packed) {
 
 namespace backend {
 
+bool packs_whole_rows_of_nibbles() {
+  return false;
+}
+
 int64_t packed_weight_info(rk_packed_desc& desc) {
   if (SuperBlocks::holds(desc)) {
     desc.layout = RK_LAYOUT_SUPERS16;
@@ -115,6 +119,7 @@ void linear(const rk_linear_args& args, rk_stream) {
 }
 
 void embedding(const rk_embedding_args& args, rk_stream) {
+  if (!args.ids) fail(RK_UNSUPPORTED, "embedding: ids is NULL, which the CPU library does not take");
   const Indices ids(*args.ids);
   for (int64_t t = 0; t < ids.count(); t++)
     if (ids[t] < 0 || ids[t] >= args.desc->n)

@@ -53,21 +53,17 @@ RK_HOST_DEVICE constexpr uint32_t zero_code(Code code) {
   return code == Code::u4 ? 8 : 0;
 }
 
-// Where code (row, k) of a tile lies, both below 64: the byte, and for 4 bits whether it is the upper nibble.
+// The first of a step's words within a tile, in words.
+RK_HOST_DEVICE constexpr int step_word(Code code, int strip, int lane, int step) {
+  return code_bits(code) == 4 ? (strip * 32 + lane) * 4 + step
+                              : ((strip * 2 + step / 2) * 32 + lane) * 4 + step % 2 * 2;
+}
+// What the low half of register a_j is of, counted within the tile; the high half is of the next k.
 struct CodePlace {
-  int byte;
-  bool high;
+  int row, k;
 };
-RK_HOST_DEVICE constexpr CodePlace code_place(Code code, int row, int k) {
-  const int strip = row / kStripRows, step = k / kStepK;
-  const int lane = row % 8 * 4 + k % 8 / 2;                   // 4 g + t
-  const int j = row % 16 / 8 + k % 16 / 8 * 2, half = k % 2;  // of register a_j
-  const int start = strip * strip_bytes(code);
-  if (code_bits(code) == 4) {
-    const int nibble = j + 4 * half;
-    return {start + lane * 16 + step * 4 + nibble / 2, nibble % 2 != 0};
-  }
-  return {start + step / 2 * 512 + lane * 16 + step % 2 * 8 + j / 2 * 4 + j % 2 + half * 2, false};
+RK_HOST_DEVICE constexpr CodePlace register_place(int strip, int lane, int step, int j) {
+  return {strip * kStripRows + lane / 4 + 8 * (j % 2), step * kStepK + lane % 4 * 2 + 8 * (j / 2)};
 }
 
 // The parts of a packed weight.

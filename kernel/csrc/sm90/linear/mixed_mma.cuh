@@ -1,0 +1,78 @@
+// Choice of the mixed_mma kernel's shape.
+#pragma once
+
+#include <algorithm>
+
+#include "sm90/linear/mixed_mma_kernel.cuh"
+#include "sm90/linear/problem.cuh"
+
+namespace radix::linear {
+
+// [k, rows]: boxes of 64 k of `tokens` rows. k need not be whole pieces of 16 bytes; what lies beyond it reads as 0.
+inline sm90::TensorMap x_map(const gemm::Problem& q, int tokens) {
+  const sm90::TileShape shape = {2,
+                                 {uint64_t(q.k), uint64_t(q.m)},
+                                 {sm90::map_stride(q.x_step, q.m, (int64_t{q.k} * 2 + 15) / 16 * 16)},
+                                 {kTileK, uint32_t(tokens)}};
+  const auto type = q.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return sm90::make_tensor_map(q.x, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+template <class T, class Tile>
+void launch_mixed_mma(const Problem& q) {
+  const gemm::Problem& g = q.gemm;
+  const Layout& l = q.layout;
+  const bool halves = g.epilogue.gate == Gate::halves;
+  MixedParams p = {};
+  p.codes = q.packed;
+  p.scales = q.packed + l.scales;
+  p.zeros = l.zeros ? q.packed + l.zeros : nullptr;
+  p.k_tiles = l.k_tiles;
+  p.groups = l.groups;
+  p.scale_type = q.scale_type;
+  p.scale_bytes = l.scale_bytes;
+  p.group_shift = l.groups == 1 ? 31 : l.group == 32 ? 5 : l.group == 64 ? 6 : 7;
+  p.fold_halves = l.group == 32;
+  p.m = g.m;
+  p.columns = g.gated() ? g.n / 2 : g.n;
+  const int strips = (g.n + kStripRows - 1) / kStripRows;
+  p.units = halves ? strips / 2 : strips;
+  p.up_strips = halves ? strips / 2 : 0;
+  p.static_weight = g.static_weight;
+  p.epilogue = g.epilogue;
+  // Tiles alike, in the fewest rounds of a block a multiprocessor.
+  const int sms = gpu::multiprocessors(g.device), most = halves ? Tile::kStrips / 2 : Tile::kStrips;
+  const int rounds = (p.units + most * sms - 1) / (most * sms);
+  p.tile_units = (p.units + sms * rounds - 1) / (sms * rounds);
+  p.tiles = (p.units + p.tile_units - 1) / p.tile_units;
+  sm90::LaunchShape shape;
+  shape.grid = dim3(std::min(p.tiles, sms));
+  shape.threads = Tile::kThreads;
+  shape.shared_bytes = Tile::kSharedBytes;
+  sm90::launch_dependent(g.op, g.device, g.stream, mixed_mma_kernel<T, Tile>, shape, x_map(g, Tile::kTokens), p);
+}
+
+// By the strips of a multiprocessor, so that most warps have rows where those are few. The order of a sum follows from
+// the warps that share k: from n, and whether the tokens are more than 16.
+template <class T, Code kCode, int kTokens>
+void mixed_mma_of(const Problem& q) {
+  constexpr int kDepth = kCode == Code::s8 ? 4 : 6, kXStages = kTokens > 32 ? 2 : 3;
+  constexpr bool kFew = kTokens <= 16;
+  const int sms = gpu::multiprocessors(q.gemm.device), strips = (q.gemm.n + kStripRows - 1) / kStripRows;
+  const int unit = q.gemm.epilogue.gate == Gate::halves ? 2 : 1;
+  const int of_block = (strips / unit + sms - 1) / sms * unit;
+  if (of_block <= 4) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 4, kFew ? 4 : 2, 1, kDepth, kXStages>>(q);
+  if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 8, kFew ? 2 : 1, 1, kDepth, kXStages>>(q);
+  // 7 and a producer are 8 warps: 255 registers a thread.
+  launch_mixed_mma<T, MixedTile<kCode, kTokens, kFew ? 8 : 7, kFew ? 2 : 1, 2, kDepth, kXStages>>(q);
+}
+
+template <class T, Code kCode>
+void mixed_mma(const Problem& q) {
+  if (q.gemm.m <= 8) return mixed_mma_of<T, kCode, 8>(q);
+  if (q.gemm.m <= 16) return mixed_mma_of<T, kCode, 16>(q);
+  if (q.gemm.m <= 32) return mixed_mma_of<T, kCode, 32>(q);
+  mixed_mma_of<T, kCode, 64>(q);
+}
+
+}  // namespace radix::linear
