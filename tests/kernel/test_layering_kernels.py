@@ -28,7 +28,7 @@ LAYERS = (
         "_products", "activation", "attention", "comm", "decoder", "formats", "fp8", "fused_rope",
         "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe", "norm",
         "packed_experts", "packed_weight", "persistent_decoder", "quantize", "rope", "sampling",
-        "sampling_shards",
+        "sampling_shards", "stacked_experts",
         "step", "threads",
     ),
     ("capabilities",),

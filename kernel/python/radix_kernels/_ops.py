@@ -309,7 +309,11 @@ OPS = (
     ),
     OpSpec(
         name="fused_experts_packed", module="packed_experts", dtypes=FLOATS,
-        kernels=(Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),),
+        kernels=(
+            Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),
+            Kernel(name="fused_experts_mixed", family="experts", libraries=(_HOPPER_NO_FLOAT32,)),
+        ),
+        note="native kernel for int4 and mxfp4, else one expert after the other",
         doc="moe.md", test="test_packed_experts.py", bench="packed_experts",
     ),
     OpSpec(

@@ -1,5 +1,5 @@
-"""The experts' products over packed weights: mixture of experts on the CPU, in bf16, fp16, fp32,
-INT8 or INT4."""
+"""The experts' products over packed weights: mixture of experts on the CPU in each kind, and on
+Hopper in INT4 and MXFP4."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .gating import SILU, Activation, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
+from .stacked_experts import StackedExperts, stack
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,18 @@ class PackedExperts:
     """The weights of E experts, each packed alone, so that a step reads those that it names and no
     others.
 
-    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I].
+    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I]. Weights of Hopper's layout are copied into one
+    tensor, unless they follow each other evenly in one already, and w1 and w2 become parts of it.
+    ValueError where those differ in shape or kind.
     """
 
     w1: tuple[PackedWeight, ...]
     w2: tuple[PackedWeight, ...]
     native: Any = field(default=None, init=False, repr=False, compare=False)
+    stacked: StackedExperts | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._stack()
         make = getattr(_loader.bind, "PackedExperts", None)
         if make is None or not self.w1:
             return
@@ -38,6 +43,12 @@ class PackedExperts:
         for w1, w2 in zip(self.w1, self.w2, strict=True):
             native.add((w1.descriptor, w1.data), (w2.descriptor, w2.data))
         object.__setattr__(self, "native", native)
+
+    def _stack(self) -> None:
+        found = stack(self.w1, self.w2) if self.w1 else None
+        if found is not None:
+            for name, value in zip(("stacked", "w1", "w2"), found, strict=True):
+                object.__setattr__(self, name, value)
 
     @property
     def nbytes(self) -> int:
@@ -104,8 +115,8 @@ def fused_experts_packed(
     out: Array | None = None,
 ) -> Array:
     """`fused_experts` over packed weights: every named expert's two products, over its tokens at
-    once, in one call of the CPU library (without it, or on a GPU, one expert after the other in
-    Python).
+    once, in one call of the CPU's library, or of the CUDA library on Hopper for `int4` and `mxfp4`;
+    elsewhere one expert after the other in Python.
 
     hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32,
     topk_ids: int32 [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map:
@@ -114,7 +125,8 @@ def fused_experts_packed(
 
     The gated activation and each expert's result are rounded to the dtype on the way, and added in
     float32 in the order of the columns of topk_ids: on the CPU a row's bits depend on no other row.
-    Reads topk_ids on the host. Tolerance as `fused_experts` with the weights that were packed.
+    Reads topk_ids on the host, but not on Hopper, where a CUDA graph may capture the call.
+    Tolerance as `fused_experts` with the weights that were packed.
     Errors: TypeError (dtype), ValueError (shape).
     """
     op = "fused_experts_packed"
@@ -123,7 +135,13 @@ def fused_experts_packed(
     b1, b2 = torch_views(bias1, bias2)
     check_packed_experts(op, x, weights, ids, mapped, target)
     check_biases(op, x, b1, b2, len(experts.w1), experts.width)
-    is_plain = b1 is None and b2 is None and read_gating(op, activation).number == SILU
+    gating = read_gating(op, activation)
+    if experts.stacked is not None:
+        result = _arrays.empty_like(hidden_states) if out is None else out
+        there = _arrays.as_torch(result)
+        if experts.stacked.run(x, weights, ids, mapped, there, biases=(b1, b2), gating=gating):
+            return result
+    is_plain = b1 is None and b2 is None and gating.number == SILU
     if experts.native is not None and is_plain:
         result = _arrays.empty_like(hidden_states) if out is None else out
         ids = ids.contiguous()

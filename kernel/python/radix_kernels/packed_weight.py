@@ -29,6 +29,11 @@ _GROUPS = {**_SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alon
 _PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
 
 
+def kind_number(kind: str) -> int:
+    """The kind as the library numbers it."""
+    return _KINDS[kind]
+
+
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight [n, k] in the order in which its kernel reads it.
