@@ -69,6 +69,7 @@ LIMITS = {
     # Experts and grouped products.
     "grouped_persistent_kernel<*>": (168, 0),
     "grouped_swap_ab_kernel<*>": (168, 0),
+    "grouped_mixed_kernel<*>": (168, 0),
     "grouped_mma_m16_up_kernel<bf16, e4m3, 1, 4>": (112, 0),
     "grouped_mma_m16_up_kernel<f16, e4m3, 1, 4>": (104, 0),
     "grouped_mma_m16_up_kernel<*, e4m3, 2, 4>": (120, 0),

@@ -12,9 +12,12 @@ SHARED = {
     "gpu": {"gpu/device"},
     "sm90": {"gpu/device", "sm90/common"},
 }
-# A grouped product is gemm's persistent kernel with another order of tiles, and the experts' pairs
-# are sorted as moe_align_block_size sorts them. Products with packed weights end as gemm's do.
-FURTHER = {"sm90/experts": {"sm90/gemm", "gpu/moe"}, "sm90/linear": {"sm90/gemm"}}
+# A grouped product is gemm's persistent kernel with another order of tiles, the experts' pairs are
+# sorted as moe_align_block_size sorts them, and their packed weights are those of linear.
+FURTHER = {
+    "sm90/experts": {"sm90/gemm", "sm90/linear", "gpu/moe"},
+    "sm90/linear": {"sm90/gemm"},
+}
 
 
 def included_folders(top: str) -> dict[str, set[str]]:

@@ -20,6 +20,7 @@ from .mla import mla
 from .moe import moe
 from .packed_experts import packed_experts
 from .pointwise import pointwise
+from .quantized_experts import quantized_experts
 from .sampling import sampling
 from .step import step
 
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "mla": mla,
     "moe": moe,
     "packed_experts": packed_experts,
+    "quantized_experts": quantized_experts,
     "grouped": grouped,
     "sampling": sampling,
     "step": step,

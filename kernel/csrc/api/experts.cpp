@@ -2,6 +2,7 @@
 #include "api/experts.h"
 
 #include "common/tensor.h"
+#include "radix_kernels/linear.h"
 
 using namespace radix;
 
@@ -47,6 +48,51 @@ void check_scales(const char* op, const Arg& w1, const Arg& w2, const rk_tensor*
   check(w2, scale2);
 }
 
+// weights and ids [tokens, k], and how many experts they may name.
+int64_t check_routing(const char* op, const Arg& x, const rk_tensor* topk_weights, const rk_tensor* topk_ids,
+                      const rk_tensor* expert_map, int64_t experts) {
+  const Arg weights(op, "topk_weights", topk_weights), ids(op, "topk_ids", topk_ids);
+  weights.same_device(x).dtype({DType::f32}).shape({x.size(0), -1}, "tokens of hidden_states").contiguous();
+  ids.same_device(x).dtype({DType::i32}).same_shape(weights).contiguous();
+  if (!expert_map) return experts;
+  const Arg map(op, "expert_map", expert_map);
+  map.same_device(x).dtype({DType::i32}).ndim(1).contiguous();
+  if (map.size(0) > kMaxExperts)
+    map.reject(RK_UNSUPPORTED, "names %ld experts, supported are %ld", map.size(0), kMaxExperts);
+  return map.size(0);
+}
+
+// What the codes of packed experts may be.
+void check_mixed_kind(const char* op, const rk_fused_experts_mixed_args& a) {
+  const DType scale = dtype_of(a.scale_dtype);
+  if (a.kind == RK_WEIGHT_MXFP4) {
+    if (a.group != 32 || a.zeros || scale != DType::u8)
+      fail(RK_INVALID, "%s: MXFP4 weights have groups of 32, scales in uint8 and no zero points", op);
+    return;
+  }
+  if (a.kind != RK_WEIGHT_INT4) fail(RK_UNSUPPORTED, "%s: kind is %u, supported are INT4 and MXFP4", op, a.kind);
+  if (a.group != 32 && a.group != 64 && a.group != 128)
+    fail(RK_UNSUPPORTED, "%s: group is %u, supported are 32, 64 and 128", op, a.group);
+  if (scale != DType::bf16 && scale != DType::f16 && scale != DType::f32)
+    fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
+}
+
+// w [E, bytes], each a packed weight [n, k].
+void check_mixed_weight(const char* op, const char* name, const rk_fused_experts_mixed_args& a, const rk_tensor* given,
+                        const Arg& x, int64_t experts, int64_t n, int64_t k) {
+  const Arg w(op, name, given);
+  w.same_device(x).dtype({DType::u8}).last_contiguous();
+  w.shape({experts, backend::mixed_weight_bytes(a, n, k)}, "experts, bytes of a packed weight");
+  need_alignment(w);
+}
+
+void check_mixed_bias(const char* op, const char* name, const rk_tensor* given, const Arg& x, int64_t experts,
+                      int64_t rows) {
+  if (!given) return;
+  const Arg bias(op, name, given);
+  bias.same_device(x).dtype({x.type(), DType::f32}).shape({experts, rows}, "experts, rows of the weight").contiguous();
+}
+
 }  // namespace
 
 rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) {
@@ -54,7 +100,7 @@ rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) 
     const char* op = "fused_experts";
     const auto a = read_args(op, args);
     const Arg x(op, "hidden_states", a.hidden_states), w1(op, "w1", a.w1), w2(op, "w2", a.w2), out(op, "out", a.out);
-    const Arg weights(op, "topk_weights", a.topk_weights), ids(op, "topk_ids", a.topk_ids);
+    const Arg ids(op, "topk_ids", a.topk_ids);
     x.backend_device().dtype(kFloats).ndim(2).last_contiguous();
     if (x.type() == DType::f32) x.reject(RK_UNSUPPORTED, "is float32");
     const int64_t hidden = x.size(1);
@@ -67,15 +113,7 @@ rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) 
     const int64_t experts = w1.size(0), inter = w2.size(2);
     w1.shape({-1, 2 * inter, hidden}, "experts, twice w2's last dimension, hidden size");
     w2.shape({experts, hidden, inter}, "experts of w1, hidden size");
-    weights.same_device(x).dtype({DType::f32}).shape({x.size(0), -1}, "tokens of hidden_states").contiguous();
-    ids.same_device(x).dtype({DType::i32}).same_shape(weights).contiguous();
-    int64_t named = experts;
-    if (a.expert_map) {
-      const Arg map(op, "expert_map", a.expert_map);
-      map.same_device(x).dtype({DType::i32}).ndim(1).contiguous();
-      named = map.size(0);
-      if (named > kMaxExperts) map.reject(RK_UNSUPPORTED, "names %ld experts, supported are %ld", named, kMaxExperts);
-    }
+    const int64_t named = check_routing(op, x, a.topk_weights, a.topk_ids, a.expert_map, experts);
     const bool quantized = a.use_fp8_w8a8 != 0;
     check_scales(op, w1, w2, a.w1_scale, a.w2_scale, fp8, quantized);
     out.same_device(x).same_dtype(x).same_shape(x).last_contiguous().writable();
@@ -96,6 +134,39 @@ rk_status rk_fused_experts(const rk_fused_experts_args* args, rk_stream stream) 
 rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes) {
   return guard(
       [&] { *bytes = backend::fused_experts_workspace_size(read_args("fused_experts_workspace_size", sizes)); });
+}
+
+rk_status rk_fused_experts_mixed(const rk_fused_experts_mixed_args* args, rk_stream stream) {
+  return guard([&] {
+    const char* op = "fused_experts_mixed";
+    const auto a = read_args(op, args);
+    const Arg x(op, "hidden_states", a.hidden_states), w1(op, "w1", a.w1), out(op, "out", a.out);
+    const Arg ids(op, "topk_ids", a.topk_ids);
+    x.backend_device().dtype(kFloats).ndim(2).last_contiguous();
+    if (x.type() == DType::f32) x.reject(RK_UNSUPPORTED, "is float32");
+    check_mixed_kind(op, a);
+    const int64_t hidden = x.size(1), inter = a.inter_size, experts = w1.ndim(2).size(0);
+    if (experts < 1 || experts > kMaxExperts)
+      w1.reject(RK_UNSUPPORTED, "has %ld experts, supported are 1 to %ld", experts, kMaxExperts);
+    if (hidden % 8 != 0 || inter % 16 != 0 || inter < 1 || hidden < 1)
+      w1.reject(RK_UNSUPPORTED, "is of sizes %ld and %ld, supported are multiples of 8 and of 16", hidden, inter);
+    check_mixed_weight(op, "w1", a, a.w1, x, experts, 2 * inter, hidden);
+    check_mixed_weight(op, "w2", a, a.w2, x, experts, hidden, inter);
+    check_mixed_bias(op, "bias1", a.bias1, x, experts, 2 * inter);
+    check_mixed_bias(op, "bias2", a.bias2, x, experts, hidden);
+    const int64_t named = check_routing(op, x, a.topk_weights, a.topk_ids, a.expert_map, experts);
+    if (a.activation != RK_EXPERTS_SILU && a.activation != RK_EXPERTS_SWIGLU_CLAMPED)
+      fail(RK_UNSUPPORTED, "%s: activation is %d, supported are SiLU and the clamped SwiGLU", op, a.activation);
+    if (a.activation == RK_EXPERTS_SWIGLU_CLAMPED && !(a.limit > 0))
+      fail(RK_INVALID, "%s: limit is %g, expected a number above 0", op, a.limit);
+    out.same_device(x).same_dtype(x).same_shape(x).last_contiguous().writable();
+    for (const Arg* t : {&x, &out}) need_alignment(*t);
+    if (ids.numel() == 0 && out.numel() > 0) ids.reject(RK_UNSUPPORTED, "has no columns");
+    if (out.numel() == 0) return;
+    const rk_fused_experts_sizes sizes = {sizeof sizes, x.size(0), ids.size(1), named, hidden, inter};
+    check_workspace(op, x, a.workspace, backend::fused_experts_workspace_size(sizes));
+    backend::fused_experts_mixed(a, stream);
+  });
 }
 
 rk_status rk_m_grouped_gemm(const rk_m_grouped_gemm_args* args, rk_stream stream) {

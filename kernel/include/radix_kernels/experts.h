@@ -44,6 +44,44 @@ typedef struct rk_fused_experts_sizes {
 } rk_fused_experts_sizes;
 RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes);
 
+/* The activations of the experts' products over packed weights. */
+enum {
+  RK_EXPERTS_SILU = 0,           /* silu(gate) * up */
+  RK_EXPERTS_SWIGLU_CLAMPED = 3  /* (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up within -limit ..
+                                  * limit; a NaN stays one */
+};
+
+/* As rk_fused_experts with weights of 4 bits that become x's type in registers, exactly; a group's products are summed
+ * in float32 and multiplied by the group's scale in float32. w1, w2: uint8 [E, bytes], last dim contiguous, experts at
+ * multiples of 16 bytes: each a weight [2 I, H] or [H, I] in the layout of sm90/linear/layout.cuh. kind:
+ * RK_WEIGHT_INT4 (group 32, 64 or 128; scales bf16, fp16 or fp32; zeros: 1 where codes have zero points of their own)
+ * or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a multiple of 8, I of 16. bias1 [E, 2 I], bias2 [E, H], optional, of
+ * x's dtype or fp32, contiguous: added to a product before the activation, or before its rounding. act and an expert's
+ * result for a token are rounded to the dtype; results are added in float32 in the order of k and rounded once.
+ * workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds, groups, activations, sizes and alignments. */
+typedef struct rk_fused_experts_mixed_args {
+  uint32_t struct_size;
+  uint32_t kind;
+  uint32_t group;
+  uint32_t zeros;
+  rk_dtype scale_dtype;
+  int32_t activation;
+  int64_t inter_size;
+  const rk_tensor* hidden_states;
+  const rk_tensor* w1;
+  const rk_tensor* w2;
+  const rk_tensor* bias1;
+  const rk_tensor* bias2;
+  const rk_tensor* topk_weights;
+  const rk_tensor* topk_ids;
+  const rk_tensor* expert_map;
+  const rk_tensor* out;
+  const rk_tensor* workspace;
+  float alpha;
+  float limit;
+} rk_fused_experts_mixed_args;
+RK_API rk_status rk_fused_experts_mixed(const rk_fused_experts_mixed_args* args, rk_stream stream);
+
 /* Rows of x by the weight of their group: weight [E, N, K], contiguous, E at most 1024, N and K multiples of 8 (FP8: N
  * of 8, K of 16), rows at multiples of 16 bytes. Two layouts: x [M, K], out [M, N], groups int32 [M]: a row's group,
  * -1: padding. Each group begins at a multiple of 128; 128 rows from there on are of it, or padding behind it. x [E, M,

@@ -307,6 +307,26 @@ def fused_experts(
     workspace: Any,
     use_fp8_w8a8: bool,
 ) -> None: ...
+def fused_experts_mixed(
+    hidden_states: Any,
+    w1: Any,
+    w2: Any,
+    bias1: Any,
+    bias2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    expert_map: Any,
+    out: Any,
+    workspace: Any,
+    kind: int,
+    group: int,
+    zeros: bool,
+    scale_dtype: str,
+    inter_size: int,
+    activation: int,
+    alpha: float,
+    limit: float,
+) -> None: ...
 def fused_experts_workspace_size(
     tokens: int, topk: int, named_experts: int, hidden_size: int, inter_size: int
 ) -> int: ...

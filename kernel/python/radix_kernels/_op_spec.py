@@ -48,10 +48,10 @@ class OpSpec:
 
     module: the module of the package that defines it. dtypes: what it takes everywhere;
     more_dtypes: what it takes besides with the library of a backend (keys and values with scales,
-    AMD's FP8). kernels: those it calls, at most one for a backend. note: what `capabilities()` says
-    of a native kernel on a GPU that does not serve every call. doc: the page in docs/kernels; test:
-    the file in tests/kernel; bench: the family of `python -m bench.kernels`, '' where it has no
-    case of its own.
+    AMD's FP8). kernels: those it calls; where two are of one backend, `capabilities()` describes
+    the first. note: what `capabilities()` says of a native kernel on a GPU that does not serve
+    every call. doc: the page in docs/kernels; test: the file in tests/kernel; bench: the family of
+    `python -m bench.kernels`, '' where it has no case of its own.
     """
 
     name: str

@@ -278,10 +278,12 @@ OPS = (
         name="fused_experts_packed", module="packed_experts", dtypes=FLOATS,
         kernels=(
             Kernel(name="PackedExperts", family="packed_experts", libraries=(_CPU,)),
+            Kernel(name="fused_experts_mixed", family="experts", libraries=(_HOPPER_NO_FLOAT32,)),
             Kernel(
                 name="fused_experts_codes", family="packed_experts", libraries=(), triton=True
             ),
         ),
+        note="native kernel for int4 and mxfp4, else Triton",
         doc="moe.md", test="test_packed_experts.py", bench="packed_experts",
     ),
     OpSpec(

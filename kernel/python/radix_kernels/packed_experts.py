@@ -1,8 +1,9 @@
-"""The experts' products over packed weights: on the CPU in bf16, fp16, fp32, INT8 or INT4, on a GPU
-those of codes."""
+"""The experts' products over packed weights: on the CPU in each kind, on a GPU those of codes, by
+Hopper's kernel in INT4 and MXFP4 and by Triton elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,13 +13,14 @@ from ._arrays import Array, torch_views
 from ._checks.linear import check_packed
 from ._checks.moe import check_biases, check_packed_experts
 from ._lazy import reference
-from .codes_layout import CodeParts, CodeProduct, split
+from .codes_layout import CODES_LAYOUT, CodeParts, CodeProduct, split
 from .gating import SILU, Activation, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
 from .moe import moe_align_block_size
-from .packed_weight import REFERENCE_LAYOUT, PackedWeight, pack_weight
-from .weight_stack import is_stackable, stack_weights
+from .packed_weight import FRAGMENT_LAYOUT, REFERENCE_LAYOUT, PackedWeight, pack_weight
+from .stacked_experts import StackedExperts, stack, takes
+from .weight_stack import stack_weights, to_rows_of_codes
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,20 @@ class PackedExperts:
     """The weights of E experts, each packed alone, so that a step reads those that it names and no
     others.
 
-    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I]. Of codes on a GPU they are rows of two tensors,
-    `stacks`, uint8 [E, bytes]: where they are not, they are copied into such. ValueError for
+    w1[e]: gate and up, [2 I, H]; w2[e]: [H, I]. On a GPU the weights of codes are rows of one
+    tensor a side: where they are not, they are copied into such, and w1 and w2 become parts of it.
+    What Hopper's kernel does not take is held in rows of codes, for Triton's. ValueError for
     weights there that cannot be of one form.
     """
 
     w1: tuple[PackedWeight, ...]
     w2: tuple[PackedWeight, ...]
     native: Any = field(default=None, init=False, repr=False, compare=False)
+    stacked: StackedExperts | None = field(default=None, init=False, repr=False, compare=False)
     stacks: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.w1 and all(is_stackable(w) for w in (*self.w1, *self.w2)):
+        if self.w1 and self.w1[0].layout in (CODES_LAYOUT, FRAGMENT_LAYOUT):
             self._stack()
             return
         make = getattr(_loader.bind, "PackedExperts", None)
@@ -51,11 +55,16 @@ class PackedExperts:
         object.__setattr__(self, "native", native)
 
     def _stack(self) -> None:
-        w1, first = stack_weights("PackedExperts", self.w1)
-        w2, second = stack_weights("PackedExperts", self.w2)
-        object.__setattr__(self, "w1", w1)
-        object.__setattr__(self, "w2", w2)
-        object.__setattr__(self, "stacks", (first, second))
+        if takes(self.w1, self.w2):
+            self._set(zip(("stacked", "w1", "w2"), stack(self.w1, self.w2), strict=True))
+            return
+        w1, first = stack_weights("PackedExperts", [to_rows_of_codes(w) for w in self.w1])
+        w2, second = stack_weights("PackedExperts", [to_rows_of_codes(w) for w in self.w2])
+        self._set({"w1": w1, "w2": w2, "stacks": (first, second)}.items())
+
+    def _set(self, fields: Iterable[tuple[str, Any]]) -> None:
+        for name, value in fields:
+            object.__setattr__(self, name, value)
 
     @cached_property
     def _parts(self) -> tuple[CodeParts, CodeParts]:
@@ -136,8 +145,8 @@ def fused_experts_packed(
     out: Array | None = None,
 ) -> Array:
     """`fused_experts` over packed weights: every named expert's two products, over its tokens at
-    once, in one call of the CPU library or, of codes on a GPU, by Triton (elsewhere one expert
-    after the other in Python).
+    once, in one call of the CPU library or, of codes on a GPU, of the CUDA library on Hopper
+    (`int4`, `mxfp4`) and of Triton; elsewhere one expert after the other in Python.
 
     hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32,
     topk_ids: int32 [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map:
@@ -156,11 +165,16 @@ def fused_experts_packed(
     check_packed_experts(op, x, weights, ids, mapped, target)
     check_biases(op, x, b1, b2, len(experts.w1), experts.width)
     gating = read_gating(op, activation)
-    stacked = _stacked_kernel(op, x, experts, target)
-    if stacked is not None:
+    if experts.stacked is not None:
+        result = _arrays.empty_like(hidden_states) if out is None else out
+        there = _arrays.as_torch(result)
+        if experts.stacked.run(x, weights, ids, mapped, there, biases=(b1, b2), gating=gating):
+            return result
+    by_triton = _triton_kernel(op, x, experts, target)
+    if by_triton is not None:
         result = _arrays.empty_like(x) if target is None else target
         first, second = experts.products(b1, b2)
-        stacked(x, first, second, weights, ids, mapped, result, gating, moe_align_block_size)
+        by_triton(x, first, second, weights, ids, mapped, result, gating, moe_align_block_size)
         return result if out is None else out
     is_plain = b1 is None and b2 is None and gating.number == SILU
     if experts.native is not None and is_plain:
@@ -184,9 +198,8 @@ def fused_experts_packed(
     return result if out is None else out
 
 
-def _stacked_kernel(op: str, x: Any, experts: PackedExperts, out: Any) -> _dispatch.Native | None:
-    """What runs experts in stacks; None where they are in none, or nothing but the reference
-    does."""
+def _triton_kernel(op: str, x: Any, experts: PackedExperts, out: Any) -> _dispatch.Native | None:
+    """Triton's kernel for experts in stacks of codes; None where they are in none."""
     if experts.stacks is None:
         return None
     check_packed(op, x, experts.w1[0].k, experts.w1[0].dtype)

@@ -36,6 +36,11 @@ _HOPPER_GROUPS = (0, 32, 64, 128)
 _HOPPER_DTYPES = ("bfloat16", "float16")
 
 
+def kind_number(kind: str) -> int:
+    """The kind as the library numbers it."""
+    return KINDS[kind]
+
+
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight [n, k] in the order in which its kernel reads it.
@@ -259,6 +264,22 @@ def _packed_natively(
     if desc.layout == FRAGMENT_LAYOUT:
         _wait(_arrays.as_torch(data))
     return PackedWeight(data=data, layout=desc.layout, descriptor=desc, **fields)
+
+
+def rows_of_codes(codes: Any, scales: Any, zeros: Any, *, like: PackedWeight) -> PackedWeight:
+    """The weight of these codes, scales [N, G] and zero points or None, described as `like`, in the
+    layout that every GPU can read."""
+    numbers = _Numbers(scales=scales, zeros=zeros, mins=None, sub_scales=None, sub_mins=None)
+    form = CodesForm(
+        n=like.n,
+        k=like.k,
+        dtype=like.dtype,
+        kind=like.kind,
+        group=like.group,
+        scale_dtype=like.scale_dtype,
+        zeros=like.zeros,
+    )
+    return _rows_of_codes("pack_weight", codes, numbers, form)
 
 
 def _rows_of_codes(op: str, w: Any, numbers: _Numbers, form: CodesForm) -> PackedWeight:

@@ -8,8 +8,9 @@ from typing import Any
 
 from . import _arrays, _checks
 from ._lazy import torch
-from .codes_layout import CODES_LAYOUT, CodesForm, convert
-from .packed_weight import PackedWeight
+from .codes_layout import CodesForm, convert
+from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, rows_of_codes
+from .unpacked_weight import unpack_weight
 
 
 def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[PackedWeight, ...], Any]:
@@ -40,9 +41,12 @@ def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[Packe
     return tuple(held), data
 
 
-def is_stackable(weight: PackedWeight) -> bool:
-    """Whether `stack_weights` takes it."""
-    return weight.layout == CODES_LAYOUT
+def to_rows_of_codes(weight: PackedWeight) -> PackedWeight:
+    """A weight in the order of Hopper's library, in rows of codes; any other is itself."""
+    if weight.layout != FRAGMENT_LAYOUT:
+        return weight
+    codes, scales, zeros = unpack_weight(weight)
+    return rows_of_codes(codes, scales, zeros, like=weight)
 
 
 def _rows_of_one(weights: Sequence[PackedWeight]) -> Any:

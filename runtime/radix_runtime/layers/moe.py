@@ -64,8 +64,8 @@ def local_experts(ctx: BuildContext, spec: Moe) -> range:
 
 class Experts(nn.ModuleDict):
     """The experts of which this rank has weights, by number. They are loaded one by one: on the CPU
-    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in] or,
-    packed, in [E, bytes].
+    each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in]
+    or, packed, in [E, bytes].
 
     `needs_loop`: no kernel multiplies these experts together, and each is a few calls of its own.
     Raises ConfigError where the device cannot do that."""
@@ -104,7 +104,7 @@ class Experts(nn.ModuleDict):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether those of a product are held in one tensor, [E, out, in] or, packed, [E, bytes]."""
+        """Whether those of a product are in one tensor, [E, out, in] or, packed, [E, bytes]."""
         return self._stacks is not None
 
     @property

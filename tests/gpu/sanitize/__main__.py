@@ -19,7 +19,7 @@ import radix_kernels as rk
 from radix_kernels import _dispatch
 from tests.gpu.sanitize.attention import decode, mla, prefill
 from tests.gpu.sanitize.pointwise import moe, pointwise, step, stores
-from tests.gpu.sanitize.products import experts, gemm, grouped, refill
+from tests.gpu.sanitize.products import code_experts, experts, gemm, grouped, refill
 from tests.gpu.sanitize.steps import steps
 from tests.kernel.on_device import no_library_for
 
@@ -31,6 +31,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "gemm": gemm,
     "grouped": grouped,
     "experts": experts,
+    "code_experts": code_experts,
     "moe": moe,
     "pointwise": pointwise,
     "refill": refill,

@@ -7,6 +7,7 @@ import torch
 import radix_kernels as rk
 from radix_kernels._products import hopper_kernel
 from tests.gpu.sanitize.compare import FP8, HALF, compare, on_gpu
+from tests.kernel.code_experts import CodeKind, random_experts
 from tests.kernel.experts_cases import make as make_experts
 
 
@@ -168,3 +169,45 @@ def expert_rows(shape: tuple[int, ...], scales: str, quantized: bool, dtype: tor
     elif scales:
         kind = "with FP8 weights"
     compare(f"fused_experts {kind}, {shape}, {dtype}", got, expected, 1.5e-2)
+
+
+def code_experts() -> None:
+    """Experts of 4 bits: rings filled more than once, tiles of up to 64 and of up to 128 pairs, up
+    rows that begin within a tile, a last tile and a last 128 of k that are not full."""
+    forms = (
+        CodeKind(kind="int4", group=128, zeros=True),
+        CodeKind(kind="int4", group=64),
+        CodeKind(kind="int4", group=32),
+        CodeKind(kind="mxfp4", group=32, scale_dtype=torch.uint8),
+    )
+    for form in forms:
+        for dtype in (HALF, torch.float16):
+            code_expert_rows((24, 8, 2, 264, 80), form, dtype)
+            code_expert_rows((150, 2, 1, 200, 112), form, dtype)
+    # More tiles than multiprocessors, of more k than the ring has stages.
+    code_expert_rows((200, 3, 2, 2304, 1536), forms[3], HALF)
+
+
+def code_expert_rows(
+    shape: tuple[int, int, int, int, int], form: CodeKind, dtype: torch.dtype
+) -> None:
+    """One call of fused_experts_packed with biases and the clamped SwiGLU."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(shape[0], shape[3], generator=rng).to(dtype)
+    experts = random_experts(shape, form, x, rng)
+    case = experts.case.with_biases(rng, dtype)
+    there = [on_gpu(t) for t in (case.weights, case.ids)]
+    biases = {name: on_gpu(case.options[name]) for name in ("bias1", "bias2")}
+    got = rk.fused_experts_packed(
+        x.cuda(), experts.pack("cuda"), *there, **biases, activation="swiglu_clamped"
+    )
+    expected = rk.reference.fused_experts(
+        x.double(),
+        case.w1,
+        case.w2,
+        case.weights.double(),
+        case.ids,
+        **case.options,
+        activation="swiglu_clamped",
+    )
+    compare(f"fused_experts_packed {form}, {shape}, {dtype}", got, expected, 1.5e-2)

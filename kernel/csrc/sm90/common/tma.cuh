@@ -130,6 +130,16 @@ __device__ inline void tma_multicast_4d(void* shared, const TensorMap* map, uint
       : "memory");
 }
 
+// `bytes` that follow each other, a multiple of 16; both addresses are multiples of 16.
+__device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+                                 L2Keep keep = L2Keep::normal) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(static_cast<uint64_t>(keep))
+      : "memory");
+}
+
 // The way back. Between the writes to shared memory and this: fence_async_shared() by the writers, then a barrier.
 __device__ inline void tma_store_3d(const TensorMap* map, const void* shared, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),

@@ -4,6 +4,7 @@
 #include "gpu/device/fp8.h"
 #include "gpu/device/launch.h"
 #include "sm90/experts/grouped_persistent.cuh"
+#include "sm90/experts/workspace.cuh"
 
 namespace radix {
 namespace experts {
@@ -13,23 +14,6 @@ namespace {
 // Pairs of an expert, in the mean, from which on the persistent kernel's tiles of 128 are the faster ones.
 constexpr int kPersistentPairs = 192;
 
-// Bytes before each part of the workspace, and of all.
-struct Layout {
-  int64_t rows, sorted, offsets, places, tiles, act_scales, all;
-
-  explicit Layout(const rk_fused_experts_sizes& s) {
-    const auto up = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-    const int64_t pairs = s.tokens * s.topk;
-    rows = up(pairs * s.inter_size * 2);
-    sorted = rows + up(pairs * s.hidden_size * 2);
-    offsets = sorted + up(pairs * 4);
-    places = offsets + up((s.named_experts + 1) * 4);
-    tiles = places + up(pairs * 4);
-    act_scales = tiles + up(TileList::bytes(pairs, static_cast<int>(s.named_experts)));
-    all = act_scales + up((s.inter_size + 127) / 128 * (pairs + 3) * 4);
-  }
-};
-
 }  // namespace
 }  // namespace experts
 
@@ -38,7 +22,7 @@ namespace backend {
 using namespace experts;
 
 int64_t fused_experts_workspace_size(const rk_fused_experts_sizes& s) {
-  return Layout(s).all;
+  return Workspace(s).all;
 }
 
 void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
@@ -76,9 +60,8 @@ void fused_experts(const rk_fused_experts_args& args, rk_stream stream) {
                             : (bf ? grouped_mma_m16<bf16, bf16> : grouped_mma_m16<f16, f16>);
     return launch(q);
   }
-  const Layout at({sizeof(rk_fused_experts_sizes), ids.shape[0], ids.shape[1], q.routing.named, q.hidden, q.inter});
-  Scratch scratch = {q.workspace, q.workspace + at.rows, reinterpret_cast<int32_t*>(q.workspace + at.sorted),
-                     reinterpret_cast<int32_t*>(q.workspace + at.offsets)};
+  const Workspace at({sizeof(rk_fused_experts_sizes), ids.shape[0], ids.shape[1], q.routing.named, q.hidden, q.inter});
+  Scratch scratch = at.scratch(q.workspace);
   if (q.fp8_activations) {  // they take half of their room, and their scales a sixteenth of the rest
     scratch.act_scales = reinterpret_cast<float*>(scratch.act + int64_t{q.pairs()} * q.inter);
     scratch.row_scales = reinterpret_cast<float*>(scratch.rows + int64_t{q.pairs()} * q.hidden);

@@ -85,8 +85,9 @@ struct Schedule {
   int begins[kMaxExperts], ends[kMaxExperts];
   int first[kMaxExperts + 1];  // blocks of pairs before each expert
 
-  // By one warp.
-  __device__ void find(const GroupedSwapAbParams& p, int max_columns) {
+  // By one warp. Params: begins, ends, room and named as in GroupedSwapAbParams.
+  template <class Params>
+  __device__ void find(const Params& p, int max_columns) {
     const int lane = threadIdx.x % 32, run = (p.named + 31) / 32, begin = lane * run;
     for (int e = lane; e < p.named; e += 32) {
       begins[e] = p.room ? e * p.room : p.begins[e];
@@ -114,8 +115,8 @@ struct Schedule {
 struct TilePlace {
   int expert, row_tile, begin, count;  // places begin .. begin + count - 1
 
-  template <class Tile>
-  __device__ static TilePlace find(const Schedule& s, const GroupedSwapAbParams& p, int tile, int rank) {
+  template <class Tile, class Params>
+  __device__ static TilePlace find(const Schedule& s, const Params& p, int tile, int rank) {
     const int block = tile / p.row_tiles;
     int low = 0, high = p.named;  // first[low] <= block < first[high]
     while (high - low > 1) {

@@ -84,14 +84,17 @@ __device__ inline uint32_t widen_u4(uint32_t word, uint32_t zero) {
   return subtract_pair<T>(masked_or<twice(0xf)>(word >> (4 * kRegister), twice(kMagic<T>)), zero);
 }
 
+// Times `factor`, a power of two that makes up for the distance of the biases as well.
 template <class T, int kRegister>
-__device__ inline uint32_t widen_e2m1(uint32_t word) {
+__device__ inline uint32_t widen_e2m1(uint32_t word, uint32_t factor) {
   constexpr int kMantissa = kIsBf16<T> ? 7 : 10;  // bits of T's mantissa, of which e2m1 has the first
-  constexpr uint32_t kPower = kIsBf16<T> ? (126 + 127) << 7 : (14 + 15) << 10;  // 2^126, 2^14: the biases' distance
   const uint32_t size = shifted<kMantissa - 1 - 4 * kRegister>(word) & twice(7u << (kMantissa - 1));
   const uint32_t sign = shifted<12 - 4 * kRegister>(word);
-  return multiply_pair<T>(masked_or<twice(0x8000)>(sign, size), twice(kPower));
+  return multiply_pair<T>(masked_or<twice(0x8000)>(sign, size), factor);
 }
+// The distance alone: 2^126, 2^14.
+template <class T>
+constexpr uint32_t kE2m1Bias = twice(kIsBf16<T> ? (126 + 127) << 7 : (14 + 15) << 10);
 
 template <class T, int kRegister>
 __device__ inline uint32_t widen_s8(uint32_t word) {
@@ -121,16 +124,24 @@ __device__ inline void widen_step(const uint32_t (&words)[kStepWords<kCode>], co
     a[2] = widen_u4<T, 2>(words[0], zero[0]);
     a[3] = widen_u4<T, 3>(words[0], zero[1]);
   } else if constexpr (kCode == Code::e2m1) {
-    a[0] = widen_e2m1<T, 0>(words[0]);
-    a[1] = widen_e2m1<T, 1>(words[0]);
-    a[2] = widen_e2m1<T, 2>(words[0]);
-    a[3] = widen_e2m1<T, 3>(words[0]);
+    a[0] = widen_e2m1<T, 0>(words[0], kE2m1Bias<T>);
+    a[1] = widen_e2m1<T, 1>(words[0], kE2m1Bias<T>);
+    a[2] = widen_e2m1<T, 2>(words[0], kE2m1Bias<T>);
+    a[3] = widen_e2m1<T, 3>(words[0], kE2m1Bias<T>);
   } else {
     a[0] = widen_s8<T, 0>(words[0]);
     a[1] = widen_s8<T, 1>(words[0]);
     a[2] = widen_s8<T, 0>(words[1]);
     a[3] = widen_s8<T, 1>(words[1]);
   }
+}
+
+// The same of e2m1 in bf16, with a power of two for each of the lane's rows: kE2m1Bias times it.
+__device__ inline void widen_scaled_e2m1(uint32_t word, const uint32_t (&factor)[2], uint32_t (&a)[4]) {
+  a[0] = widen_e2m1<bf16, 0>(word, factor[0]);
+  a[1] = widen_e2m1<bf16, 1>(word, factor[1]);
+  a[2] = widen_e2m1<bf16, 2>(word, factor[0]);
+  a[3] = widen_e2m1<bf16, 3>(word, factor[1]);
 }
 
 // The power of two that an e8m0 scale, 0 .. 252, stands for.

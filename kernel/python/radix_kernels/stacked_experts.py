@@ -1,0 +1,116 @@
+"""Packed weights of all experts, one after the other in one tensor, as Hopper's kernel takes them
+(docs/kernels/quantized.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import _checks, _dispatch, _loader
+from ._arrays import as_torch, empty
+from ._lazy import torch
+from .gating import SILU, Gating
+from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, kind_number
+
+_KERNEL = "fused_experts_mixed"
+_KINDS = ("int4", "mxfp4")
+_GROUPS = (32, 64, 128)
+_MOST_EXPERTS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedExperts:
+    """w1, w2: uint8 [E, bytes of an expert's packed weight]; first and second: what stands for the
+    weights of each, their data aside."""
+
+    w1: Any
+    w2: Any
+    first: PackedWeight
+    second: PackedWeight
+
+    def run(
+        self,
+        x: Any,
+        weights: Any,
+        ids: Any,
+        mapped: Any,
+        out: Any,
+        *,
+        biases: tuple[Any, Any],
+        gating: Gating,
+    ) -> bool:
+        """`fused_experts_packed` of checked tensors by the library, into out. False where there is
+        no kernel for the call."""
+        op = "fused_experts_packed"
+        _checks.dtype(op, "hidden_states", x, (self.first.dtype,))
+        _checks.shape(op, "hidden_states", x, (x.shape[0], self.first.k), "inputs of w1")
+        ids = ids.contiguous()
+        weights = weights.contiguous()
+
+        def call(kernel: _dispatch.Native, _: bool) -> None:
+            kernel(
+                x, self.w1, self.w2, *biases, weights, ids, mapped, out,
+                self._workspace(x, ids, mapped), kind_number(self.first.kind), self.first.group,
+                self.first.zeros, self.first.scale_dtype, self.second.k, gating.number,
+                1.0 if gating.number == SILU else gating.alpha, gating.limit,
+            )  # fmt: skip
+
+        return _dispatch.attempt(_KERNEL, x, call)
+
+    def _workspace(self, x: Any, ids: Any, mapped: Any) -> Any:
+        bind: Any = _loader.bind
+        named = self.w1.shape[0] if mapped is None else mapped.shape[0]
+        tokens, topk = ids.shape
+        size = bind.fused_experts_workspace_size(tokens, topk, named, *self.second.shape)
+        return empty(x, (size,), "uint8")
+
+
+def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight]) -> bool:
+    """Whether the kernel multiplies by these weights: packed for it, alike but for the shape, and
+    of a kind, a group and sizes that it knows."""
+    first, second = w1[0], w2[0]
+    same = all(_form(w) == _form(first) for w in w1) and all(_form(w) == _form(second) for w in w2)
+    if not same or _form(first)[2:] != _form(second)[2:]:
+        return False
+    hidden, inter = second.shape
+    fits = first.shape == (2 * inter, hidden) and hidden % 8 == 0 and inter % 16 == 0
+    is_known = first.layout == FRAGMENT_LAYOUT and first.kind in _KINDS and first.group in _GROUPS
+    return fits and is_known and len(w1) <= _MOST_EXPERTS
+
+
+def stack(
+    w1: Sequence[PackedWeight], w2: Sequence[PackedWeight]
+) -> tuple[StackedExperts, tuple[PackedWeight, ...], tuple[PackedWeight, ...]]:
+    """The stack of weights that the kernel takes, and the same weights as parts of it: what held
+    them before may be freed."""
+    rows1 = _rows(w1)
+    rows2 = _rows(w2)
+    stacked = StackedExperts(w1=rows1, w2=rows2, first=w1[0], second=w2[0])
+    return stacked, _parts(w1, rows1), _parts(w2, rows2)
+
+
+def _form(weight: PackedWeight) -> tuple[Any, ...]:
+    """What the experts of a stack have in common."""
+    return (
+        weight.n, weight.k, weight.kind, weight.group, weight.scale_dtype, weight.zeros,
+        weight.mins, weight.dtype, weight.layout,
+    )  # fmt: skip
+
+
+def _rows(side: Sequence[PackedWeight]) -> Any:
+    """[E, bytes]: the weights' own memory where they follow each other evenly in it, or a copy."""
+    data = [as_torch(weight.data) for weight in side]
+    starts = [part.storage_offset() for part in data]
+    step = starts[1] - starts[0] if len(starts) > 1 else data[0].shape[0]
+    in_one = all(
+        part.untyped_storage().data_ptr() == data[0].untyped_storage().data_ptr() for part in data
+    )
+    evenly = all(start == starts[0] + i * step for i, start in enumerate(starts))
+    if in_one and evenly and step >= data[0].shape[0] and step % 16 == 0:
+        return data[0].as_strided((len(data), data[0].shape[0]), (step, 1))
+    return torch.stack(data)
+
+
+def _parts(side: Sequence[PackedWeight], rows: Any) -> tuple[PackedWeight, ...]:
+    return tuple(replace(weight, data=rows[i]) for i, weight in enumerate(side))

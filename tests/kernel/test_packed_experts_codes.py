@@ -1,0 +1,210 @@
+"""Mixture of experts over weights of 4-bit codes that meet x as it is: on Hopper one kernel for
+each product (docs/kernels/quantized.md), on the CPU the `int4` kind."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import radix_kernels as rk
+from tests.kernel.code_experts import CodeExperts, CodeKind, random_experts
+from tests.kernel.experts_cases import TOLERANCE
+from tests.kernel.helpers import assert_close, assert_same_bits, guarded
+
+HALVES = [torch.bfloat16, torch.float16]
+KINDS = [
+    CodeKind(kind="int4", group=128),
+    CodeKind(kind="int4", group=64, scale_dtype=torch.float16, zeros=True),
+    CodeKind(kind="int4", group=32, scale_dtype=torch.float32),
+    CodeKind(kind="int4", group=128, zeros=True),
+    CodeKind(kind="mxfp4", group=32, scale_dtype=torch.uint8),
+]
+# (tokens, experts, topk, hidden, inter): one token; few pairs; sizes that end within a tile and
+# within 128 of k, up rows that begin within a tile; experts without a token; tiles of more than 64
+# pairs, whose last is not full; more of k than a ring of stages; no token.
+SHAPES = [
+    (1, 4, 2, 64, 32),
+    (7, 8, 2, 128, 64),
+    (5, 3, 3, 72, 48),
+    (3, 40, 2, 200, 112),
+    (90, 3, 1, 80, 16),
+    (33, 2, 2, 320, 80),
+    (300, 2, 2, 200, 112),
+    (170, 2, 1, 264, 96),
+    (9, 2, 1, 2880, 1440),
+    (0, 2, 1, 64, 32),
+]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the ops run."""
+    name = str(request.config.getoption("--device"))
+    if name not in ("cpu", "cuda"):
+        pytest.skip("packed codes are of the CPU library and of Hopper's")
+    return name
+
+
+def named(form: CodeKind) -> str:
+    zeros = "-zeros" if form.zeros else ""
+    return f"{form.kind}-{form.group}{zeros}"
+
+
+def skip_unless_x_stays(device: str, form: CodeKind) -> None:
+    if device == "cpu" and form.kind == "mxfp4":
+        pytest.skip("the CPU's mxfp4 quantizes x (test_linear_mxfp4.py)")
+
+
+def make(shape: Any, form: CodeKind, dtype: torch.dtype, rng: torch.Generator) -> CodeExperts:
+    x = guarded((shape[0], shape[3]), dtype, gap=8).view
+    x.copy_(torch.randn(x.shape, generator=rng))
+    return random_experts(shape, form, x, rng)
+
+
+def run(experts: CodeExperts, device: str, packed: rk.PackedExperts | None = None) -> torch.Tensor:
+    case = experts.case
+    out = guarded(tuple(case.x.shape), case.x.dtype, gap=8)
+    got = rk.fused_experts_packed(
+        case.x,
+        packed or experts.pack(device),
+        case.weights,
+        case.ids,
+        out=out.view,
+        **case.options,
+    )
+    assert got is out.view
+    out.check()
+    return got
+
+
+def check(experts: CodeExperts, device: str) -> None:
+    got = run(experts, device)
+    assert_close(
+        "fused_experts_packed codes", got, experts.case.oracle(), TOLERANCE[experts.case.x.dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("form", KINDS, ids=named)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_codes(shape, form, dtype, rng, device):
+    skip_unless_x_stays(device, form)
+    check(make(shape, form, dtype, rng), device)
+
+
+@pytest.mark.parametrize("activation", ["swiglu_clamped", rk.ClampedSwiGlu(alpha=0.9, limit=0.6)])
+@pytest.mark.parametrize("bias_dtype", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", [KINDS[0], KINDS[4]], ids=named)
+@pytest.mark.parametrize("tokens", [3, 150])
+def test_biases_and_the_clamped_swiglu(tokens, form, bias_dtype, activation, rng, device):
+    skip_unless_x_stays(device, form)
+    experts = make((tokens, 3, 2, 136, 80), form, torch.bfloat16, rng)
+    experts.case.options["activation"] = activation
+    if bias_dtype is not None:
+        experts.case.with_biases(rng, bias_dtype)
+    check(experts, device)
+
+
+@pytest.mark.parametrize("form", KINDS, ids=named)
+@pytest.mark.parametrize("tokens", [12, 160])
+def test_experts_elsewhere(tokens, form, rng, device):
+    """Ids outside of the experts, experts of other ranks, and a token without any add nothing."""
+    skip_unless_x_stays(device, form)
+    experts = make((tokens, 3, 2, 96, 48), form, torch.bfloat16, rng)
+    case = experts.case
+    case.ids[3, 0] = -1
+    case.ids[4, 1] = 99
+    case.ids[5] = 77
+    check(experts, device)
+    case.options["expert_map"] = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32)
+    case.ids[6] = 4
+    case.ids[7, 0] = 3
+    check(experts, device)
+
+
+@pytest.mark.parametrize("form", [KINDS[2], KINDS[4]], ids=named)
+def test_large_and_small_scales(form, rng, device):
+    """Powers of two beyond those that go into one product of bf16, and the smallest."""
+    skip_unless_x_stays(device, form)
+    experts = make((6, 2, 1, 128, 64), form, torch.bfloat16, rng)
+    for weight in experts.w1:
+        if form.kind == "mxfp4":
+            weight.scales[::3] += 18  # above 128, of some rows of a warp
+            weight.scales[::5] = 0
+        else:
+            weight.scales[::3] *= 2.0**18
+            weight.scales[::5] *= 2.0**-110
+    experts.case.w1.copy_(torch.stack([w.values() for w in experts.w1]))
+    experts.case.x.mul_(2.0**-6)
+    check(experts, device)
+
+
+@pytest.mark.parametrize("form", [KINDS[0], KINDS[4]], ids=named)
+@pytest.mark.parametrize("tokens", [20, 150])
+def test_what_is_no_number_stays_in_its_row(tokens, form, rng, device):
+    skip_unless_x_stays(device, form)
+    experts = make((tokens, 3, 2, 136, 64), form, torch.bfloat16, rng)
+    clean = run(experts, device)
+    experts.case.x[7, 5] = math.nan
+    experts.case.x[11, 0] = math.inf
+    got = run(experts, device)
+    others = [row for row in range(tokens) if row not in (7, 11)]
+    assert torch.isnan(got[7]).all()
+    assert not torch.isfinite(got[11]).any()
+    assert_same_bits(got[others], clean[others])
+
+
+@pytest.mark.parametrize("form", KINDS, ids=named)
+def test_same_bits_each_time_and_in_place(form, rng, device):
+    skip_unless_x_stays(device, form)
+    experts = make((70, 4, 2, 256, 128), form, torch.bfloat16, rng)
+    packed = experts.pack(device)
+    first = run(experts, device, packed)
+    assert_same_bits(run(experts, device, packed), first)
+    case = experts.case
+    rk.fused_experts_packed(case.x, packed, case.weights, case.ids, out=case.x)
+    assert_same_bits(case.x, first)
+
+
+def test_more_than_4096_pairs_are_sorted(rng, device):
+    """By two launches, so that the first weights are read ahead."""
+    if device == "cpu":
+        pytest.skip("of Hopper's kernels")
+    experts = make((700, 16, 8, 64, 32), KINDS[0], torch.bfloat16, rng)
+    check(experts, device)
+
+
+def test_experts_of_two_kinds(rng, device):
+    if device == "cpu":
+        pytest.skip("the CPU's experts are each packed alone")
+    one = make((1, 2, 1, 64, 32), KINDS[0], torch.bfloat16, rng).pack(device)
+    other = make((1, 2, 1, 64, 32), KINDS[4], torch.bfloat16, rng).pack(device)
+    with pytest.raises(ValueError, match="w1"):
+        rk.PackedExperts(w1=(one.w1[0], other.w1[1]), w2=one.w2)
+    with pytest.raises(ValueError, match="w2"):
+        rk.PackedExperts(w1=one.w1, w2=other.w2)
+
+
+def test_wrong_arguments(rng, device):
+    experts = make((6, 3, 2, 64, 32), KINDS[0], torch.bfloat16, rng)
+    case = experts.case
+    packed = experts.pack(device)
+    with pytest.raises(TypeError):
+        rk.fused_experts_packed(case.x.half(), packed, case.weights, case.ids)
+    with pytest.raises(ValueError):
+        rk.fused_experts_packed(case.x[:, :32], packed, case.weights, case.ids)
+    with pytest.raises(ValueError):
+        rk.fused_experts_packed(case.x, packed, case.weights[:, :1], case.ids)
+
+
+def test_fragments_hold_what_the_library_packs(rng, device):
+    """The layout as the page has it, beside what `pack_weight` makes."""
+    if device == "cpu":
+        pytest.skip("the layout is Hopper's")
+    for form in KINDS:
+        for weight in make((1, 2, 1, 200, 112), form, torch.bfloat16, rng).w1:
+            expected = weight.in_fragments(torch.bfloat16).data.cpu()
+            assert torch.equal(torch.as_tensor(weight.pack(torch.bfloat16).data).cpu(), expected)
