@@ -112,7 +112,9 @@ def _native(op: Any) -> list[str]:
     found = []
     for kernel in op.kernels:
         for library in kernel.libraries:
-            found.append(library.arch or _NAMES[library.backend])
+            name = library.arch or _NAMES[library.backend]
+            if name not in found:
+                found.append(name)
     return found
 
 

@@ -66,6 +66,18 @@ LIMITS = {
         16,
     ),  # one scale a row, 256 tokens
     "wgmma_persistent_kernel<*>": (168, 0),
+    # Products with packed weights.
+    "mixed_mma_kernel<*, 64, 7, 1, 2, *> >": (240, 0),
+    "mixed_mma_kernel<*, 64, *> >": (160, 0),
+    "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (160, 0),
+    "mixed_mma_kernel<*, 32, *> >": (120, 0),
+    "mixed_mma_kernel<*>": (96, 0),
+    "rows_kernel<*>": (32, 0),
+    "numbers_kernel<*>": (32, 0),
+    "pack_bytes_kernel": (32, 0),
+    "unpack_bytes_kernel": (32, 0),
+    "pack_nibbles_kernel": (24, 0),
+    "unpack_nibbles_kernel": (24, 0),
     # Experts and grouped products.
     "grouped_persistent_kernel<*>": (168, 0),
     "grouped_swap_ab_kernel<*>": (168, 0),

@@ -20,6 +20,7 @@ from radix_kernels import _dispatch
 from tests.gpu.sanitize.attention import decode, mla, prefill
 from tests.gpu.sanitize.pointwise import moe, pointwise, step, stores
 from tests.gpu.sanitize.products import code_experts, experts, gemm, grouped, refill
+from tests.gpu.sanitize.quantized import quantized
 from tests.gpu.sanitize.steps import steps
 from tests.kernel.on_device import no_library_for
 
@@ -34,6 +35,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "code_experts": code_experts,
     "moe": moe,
     "pointwise": pointwise,
+    "quantized": quantized,
     "refill": refill,
     "step": step,
     "steps": steps,
