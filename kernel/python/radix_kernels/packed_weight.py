@@ -19,7 +19,7 @@ REFERENCE_LAYOUT = "reference"
 # Kinds of weights as the library numbers them.
 _KINDS = {
     "dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4, "q4_k": 5, "q5_k": 6, "q6_k": 7,
-    "mxfp4": 8,
+    "mxfp4": 8, "fp8": 9,
 }  # fmt: skip
 _SMALL_CODES = ("int4", "w4a8")
 # Kinds in super-blocks of 256 inputs, and the inputs that share a sub-scale.
@@ -27,6 +27,8 @@ _SUPER_INPUTS = 256
 _SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
 _GROUPS = {**_SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
 _PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
+_FLOAT8 = "float8_e4m3fn"
+_BLOCK_OUTPUTS = 128  # that share a scale in FP8 checkpoints
 
 
 @dataclass(frozen=True)
@@ -101,19 +103,20 @@ def pack_weight(
       uint8 [N, ceil(K / group)]; the group is 32, of `q6_k` 16.
     - `mxfp4`: element = 4-bit float (e2m1) * power of two, in groups of 32. w as of `int4`, of the
       floats' codes; scales: uint8, the exponent plus 127 (e8m0), 0 .. 252.
+    - `fp8`: element = 8-bit float * scale. w: float8_e4m3fn [N, K] without NaN. Scales also [ceil(N
+      / 128), G], a row for each 128 outputs, or one number [1] for all: both are repeated.
 
     `w8a8`, `w4a8` and `mxfp4` quantize x as well, in `linear`: for each row and group, scale =
     max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds in
-    super-blocks, for each row and 256 inputs. `int8` and `int4` take x as it is.
-    scales (of the first four): bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N]
-    for whole rows. mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128,
-    for 8-bit codes also 16, or 0 for whole rows; None: as scales have it, else 0 for 8 bits and 64
-    for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default bfloat16).
-    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer
-    (GPTQ, AWQ, GGUF).
-    `int8`, `int4`, `w8a8` and `w4a8` without scales: w is [N, K] bfloat16, float16 or float32 and
-    is quantized here, to the nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4
-    bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
+    super-blocks, for each row and 256 inputs. `int8`, `int4` and `fp8` take x as it is.
+    scales (of the first four and `fp8`): bfloat16, float16 or float32 [N, G] with G = ceil(K /
+    group), or [N] for whole rows. mins: as scales, of their dtype; None: the groups have none.
+    group: 32, 64, 128, for 8 bits also 16, or 0 for whole rows; None: as scales have it, else 0 for
+    8 bits and 64 for 4. dtype: of x and of what `embedding` gives, a dtype or its name (default
+    bfloat16). `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a layer.
+    The first four and `fp8` without scales: w is [N, K] bfloat16, float16 or float32 and is
+    quantized here, to the nearest; scale of a group: max|w| / 127 (`fp8`: 448), or w / -8 of its
+    largest w (4 bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
     dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
     On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
@@ -188,6 +191,8 @@ def _pack_quantized(
         found = _of_floats(op, w, kind, group)
     else:
         scales = _as_columns(scales)
+        if kind == "fp8":
+            scales = _of_each_output(scales, int(w.shape[0]))
         mins = None if mins is None else _as_columns(mins)
         found = _of_codes(op, w, scales, kind, group=group, dtype=dtype)
     desc = _descriptor(**found, kind=kind, zeros=zeros is not None, mins=mins is not None)
@@ -247,7 +252,7 @@ def _of_codes(
 ) -> _Description:
     """Of codes with scales [N, G]."""
     paired = kind in _PAIRED_CODES
-    _checks.dtype(op, "w", w, ("uint8",) if paired else ("int8",))
+    _checks.dtype(op, "w", w, (_code_dtype(kind),))
     _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
     columns = int(w.shape[1])
     k = 2 * columns if paired else columns
@@ -262,6 +267,25 @@ def _of_codes(
         group=group,
         scale_dtype=_arrays.dtype_name(scales),
     )
+
+
+def _code_dtype(kind: str) -> str:
+    if kind == "fp8":
+        return _FLOAT8
+    return "uint8" if kind in _PAIRED_CODES else "int8"
+
+
+def _of_each_output(scales: Any, n: int) -> Any:
+    """FP8 scales as [N, G]; as they are where their number of rows makes no sense."""
+    rows = int(scales.shape[0])
+    if rows == n:
+        return scales
+    given = _arrays.as_torch(scales)
+    if given.numel() == 1:
+        return given.expand(n, 1)
+    if rows == -(-n // _BLOCK_OUTPUTS):
+        return given.repeat_interleave(_BLOCK_OUTPUTS, 0)[:n]
+    return scales
 
 
 def _as_columns(values: Any) -> Any:
@@ -328,10 +352,8 @@ def unpack_weight(weight: PackedWeight) -> Any:
         run(weight.data, weight.descriptor, out, None, None, None, None, None)
         return out
     n, k = weight.shape
-    if weight.kind in _PAIRED_CODES:
-        codes = _arrays.empty(weight.data, (n, -(-k // 2)), "uint8")
-    else:
-        codes = _arrays.empty(weight.data, (n, k), "int8")
+    columns = -(-k // 2) if weight.kind in _PAIRED_CODES else k
+    codes = _arrays.empty(weight.data, (n, columns), _code_dtype(weight.kind))
     groups = -(-k // weight.group) if weight.group else 1
     if weight.kind in _SUPER_GROUPS:
         return _unpack_supers(run, weight, codes, groups)
