@@ -17,6 +17,7 @@ FAMILIES = (
     "linear_quantized",
     "linear_super_blocks",
     "linear_mxfp4",
+    "linear_float8",
     "attention",
     "attention_int8",
     "attention_merge",

@@ -172,6 +172,7 @@ def test_a_slow_contender_has_the_fewest_rounds(monkeypatch):
         ("linear", "linear"),
         ("linear", "linear w8a8"),
         ("linear", "linear int4"),
+        ("linear", "linear fp8"),
     ],
 )
 def test_torch_does_what_we_do(family, op):

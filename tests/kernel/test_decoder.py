@@ -210,7 +210,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     check(Model(dtype), STEPS)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8", "w4a8"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "w8a8", "w4a8"])
 def test_quantized_weights(kind: str) -> None:
     check(Model(kind=kind), STEPS[1:3])
 
@@ -308,7 +308,7 @@ def routed(logits: torch.Tensor, settings: dict[str, Any], bias: torch.Tensor) -
     return rk.moe_fused_gate(logits, bias, *groups, routed_scaling_factor=settings["scaling"])
 
 
-@pytest.mark.parametrize("kind", ["dense", "w8a8", "w4a8"])
+@pytest.mark.parametrize("kind", ["dense", "fp8", "w8a8", "w4a8"])
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_mixture_of_experts(name: str, kind: str) -> None:
     """A norm of some columns alone, a router, experts, a shared expert that is added to theirs."""

@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # name is a module or a folder of the package.
 LAYERS = (
     ("_hip", "_loader", "_arrays", "_op_spec", "_ops", "_choices"),
-    ("logit_edits", "_exports", "gating"),
+    ("logit_edits", "_exports", "gating", "weight_kinds"),
     ("_checks",),
     ("reference",),
     ("triton",),
@@ -29,7 +29,7 @@ LAYERS = (
         "fused_rope", "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe",
         "norm", "packed_experts", "packed_weight", "persistent_decoder", "quantize",
         "quantize_int8", "rope", "sampling", "sampling_shards", "stacked_experts", "step",
-        "threads", "unpacked_weight", "weight_stack",
+        "threads", "unpacked_weight", "weight_form", "weight_stack",
     ),
     ("capabilities",),
     ("",),  # the package itself

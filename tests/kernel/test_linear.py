@@ -148,7 +148,7 @@ def test_large_batch(dtype, tolerance, rng):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", [None, "int8", "w8a8", "int4", "w4a8"])
+@pytest.mark.parametrize("kind", [None, "int8", "fp8", "w8a8", "int4", "w4a8"])
 def test_outputs_larger_than_caches(dtype, kind, rng):
     """Megabytes of them, of plain, gated and added products: the bits of the same rows alone."""
     if kind and _loader.backend != "cpu":
@@ -283,7 +283,7 @@ def test_rows_more_than_2_31_elements_apart(rng):
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("kind", [None, "int8", "w8a8", "int4", "w4a8"])
+@pytest.mark.parametrize("kind", [None, "int8", "fp8", "w8a8", "int4", "w4a8"])
 @pytest.mark.parametrize("tokens", [1, 6, 40])
 def test_epilogue_of_packed_weights(dtype, kind, tokens, rng):
     """Bias, residual (which may be out) and the gate happen in float32, before the one rounding."""

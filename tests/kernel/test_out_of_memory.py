@@ -107,7 +107,7 @@ def requests(op):
     op()
     return count_memory(NEVER)
 
-for kind in ("dense", "int8", "w8a8", "int4", "w4a8"):
+for kind in ("dense", "int8", "fp8", "w8a8", "int4", "w4a8"):
     model = Model(kind=kind)
     decoder, weight = model.decoder(model.with_caches()), model.layers[0].qkv[0]
     x, out = model.random(3, 96), torch.zeros(3, weight.n, dtype=torch.bfloat16)

@@ -78,7 +78,10 @@ def test_dense(shape, dtype, rng):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize(("kind", "group"), [("int8", 0), ("int8", 32), ("int4", 64), ("int4", 32)])
+@pytest.mark.parametrize(
+    ("kind", "group"),
+    [("int8", 0), ("int8", 32), ("fp8", 0), ("fp8", 64), ("int4", 64), ("int4", 32)],
+)
 def test_quantized(kind, group, rng):
     x, w1, w2, weights, ids = make(9, 4, 2, 128, 64, torch.bfloat16, rng)
     experts = rk.pack_experts(w1, w2, kind, group=group)
@@ -124,7 +127,7 @@ def test_experts_elsewhere(rng):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("kind", [None, "int8", "int4", "w8a8", "w4a8"])
+@pytest.mark.parametrize("kind", [None, "int8", "fp8", "int4", "w8a8", "w4a8"])
 def test_bits_depend_on_neither_the_batch_nor_the_threads(kind, rng):
     x, w1, w2, weights, ids = make(70, 4, 2, 256, 128, torch.bfloat16, rng)
     packed = rk.pack_experts(w1, w2, kind)
@@ -146,7 +149,7 @@ def test_bits_depend_on_neither_the_batch_nor_the_threads(kind, rng):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("kind", [None, "w8a8", "int4"])
+@pytest.mark.parametrize("kind", [None, "fp8", "w8a8", "int4"])
 def test_the_call_has_the_bits_of_single_products(kind, rng):
     """Unsorted ids, experts that nobody names, an inner size that the fused product does not take,
     a strided x."""

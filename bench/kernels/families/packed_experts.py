@@ -16,7 +16,12 @@ TOPK = 8
 HIDDEN = 2048
 INTER = 768
 TOKENS = (1, 4, 32, 256)
-KINDS: dict[str, dict[str, int]] = {"dense": {}, "w8a8": {"group": 0}, "w4a8": {"group": 64}}
+KINDS: dict[str, dict[str, int]] = {
+    "dense": {},
+    "fp8": {"group": 128},
+    "w8a8": {"group": 0},
+    "w4a8": {"group": 64},
+}
 
 
 def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:

@@ -48,15 +48,16 @@ void check_inputs(const char* op, const rk_packed_desc& desc) {
 }
 
 void check_quantized(const char* op, const rk_packed_desc& desc) {
-  if (desc.kind > RK_WEIGHT_MXFP4) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
+  if (desc.kind > RK_WEIGHT_FP8) fail(RK_UNSUPPORTED, "%s: kind %u of weights is unknown", op, desc.kind);
   check_group(op, desc);
   if (desc.zeros > (has_small_codes(desc) ? 1u : 0u))
     fail(RK_INVALID, "%s: zero points are for int4 and w4a8, this weight has none", op);
   if (desc.mins > 1 || (desc.mins && desc.zeros))
     fail(RK_INVALID, "%s: a weight has zero points or minima, not both", op);
   const DType type = dtype_of(desc.scale_dtype);
+  if (desc.mins && (desc.kind == RK_WEIGHT_MXFP4 || desc.kind == RK_WEIGHT_FP8))
+    fail(RK_INVALID, "%s: minima are for integer codes, this weight has floats", op);
   if (desc.kind == RK_WEIGHT_MXFP4) {
-    if (desc.mins) fail(RK_INVALID, "%s: minima are for integer codes, this weight has floats", op);
     if (type != DType::u8) fail(RK_DTYPE, "%s: scales have a dtype that is not uint8", op);
     return check_inputs(op, desc);
   }
@@ -119,7 +120,7 @@ void check_codes(const char* op, const rk_packed_desc& desc, const Arg& packed, 
   if (holds_pairs(desc)) {
     check("weight", u.weight, DType::u8, (desc.k + 1) / 2);
   } else {
-    check("weight", u.weight, DType::i8, desc.k);
+    check("weight", u.weight, desc.kind == RK_WEIGHT_FP8 ? DType::f8e4m3 : DType::i8, desc.k);
   }
   check("scales", u.scales, scale_type, scales);
   check_if(desc.zeros != 0, "zeros", u.zeros, DType::u8, groups);

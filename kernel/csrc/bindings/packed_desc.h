@@ -42,6 +42,7 @@ struct PackedDesc {
       case RK_LAYOUT_QUADS16: return "quads16";
       case RK_LAYOUT_NIBBLES16: return "nibbles16";
       case RK_LAYOUT_SUPERS16: return "supers16";
+      case RK_LAYOUT_BYTES16: return "bytes16";
       default: return "fragments64";
     }
   }

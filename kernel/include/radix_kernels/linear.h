@@ -16,7 +16,8 @@ enum {
                         * the like of minima; x in int8 with a scale for each row and 256 inputs, made by the op */
   RK_WEIGHT_Q5_K = 6,  /* the same with codes 0 .. 31 */
   RK_WEIGHT_Q6_K = 7,  /* the same with codes -32 .. 31 */
-  RK_WEIGHT_MXFP4 = 8  /* 4-bit float (e2m1) times a power of two (e8m0); x as for W8A8 */
+  RK_WEIGHT_MXFP4 = 8, /* 4-bit float (e2m1) times a power of two (e8m0); x as for W8A8 */
+  RK_WEIGHT_FP8 = 9    /* 8-bit float (e4m3fn) times a scale; x as it is */
 };
 
 /* A packed weight is bytes in a layout private to this library and machine, never saved or sent.
@@ -41,12 +42,13 @@ typedef struct rk_packed_desc {
 } rk_packed_desc;
 
 enum {
-  RK_LAYOUT_PAIRS16 = 1,    /* bf16: [N/16][K/2][16][2] */
-  RK_LAYOUT_LANES16 = 2,    /* fp16, fp32: [N/16][K][16] */
-  RK_LAYOUT_QUADS16 = 3,    /* int8: [N/16] x { codes [K/4][16][4], scales [groups][16], mins [groups][16] } */
-  RK_LAYOUT_NIBBLES16 = 4,  /* int4: [N/16] x { codes [K/8][16][4], scales [groups][16], zeros or mins [groups][16] } */
-  RK_LAYOUT_SUPERS16 = 5,   /* Q*_K: [N/16][K/256] x { codes, sub-scales, sub-minima, scales [16], mins [16] } */
-  RK_LAYOUT_FRAGMENTS64 = 6 /* Hopper: codes [N/64][K/64][4][32 lanes], scales and zeros [N/64][groups][64] */
+  RK_LAYOUT_PAIRS16 = 1,   /* bf16: [N/16][K/2][16][2] */
+  RK_LAYOUT_LANES16 = 2,   /* fp16, fp32: [N/16][K][16] */
+  RK_LAYOUT_QUADS16 = 3,   /* int8: [N/16] x { codes [K/4][16][4], scales [groups][16], mins [groups][16] } */
+  RK_LAYOUT_NIBBLES16 = 4, /* int4: [N/16] x { codes [K/8][16][4], scales [groups][16], zeros or mins [groups][16] } */
+  RK_LAYOUT_SUPERS16 = 5,  /* Q*_K: [N/16][K/256] x { codes, sub-scales, sub-minima, scales [16], mins [16] } */
+  RK_LAYOUT_FRAGMENTS64 = 6, /* Hopper: codes [N/64][K/64][4][32 lanes], scales and zeros [N/64][groups][64] */
+  RK_LAYOUT_BYTES16 = 7      /* FP8: [N/16] x { codes [K/2][16][2], scales [groups][16] } */
 };
 
 /* Fills desc->layout from the rest of desc, and *bytes with the size of the packed storage. */
@@ -55,6 +57,7 @@ RK_API rk_status rk_packed_weight_info(rk_packed_desc* desc, int64_t* bytes);
 /* packed (uint8 [bytes], 64-byte aligned, contiguous) = weight. Strides are free.
  *   dense         weight [n, k] of desc->dtype
  *   int8, W8A8    int8 [n, k], scales [n, ceil(k / group)] of desc->scale_dtype ([n, 1] for whole rows)
+ *   FP8           float8_e4m3fn [n, k], none NaN (RK_INVALID otherwise); scales as int8's
  *   int4, W4A8    uint8 [n, ceil(k / 2)], input 2j in the low and 2j + 1 in the high half of byte j; scales as above;
  *                 zeros uint8 [n, ceil(k / group)], 0 .. 16, when desc->zeros
  *   MXFP4         weight as int4, scales uint8 [n, ceil(k / 32)], 0 .. 252: the exponent plus 127 (RK_INVALID above,
@@ -62,8 +65,9 @@ RK_API rk_status rk_packed_weight_info(rk_packed_desc* desc, int64_t* bytes);
  * Q5_K and Q6_K: int8 [n, k] in the range of the kind (RK_INVALID otherwise). scales [n, ceil(k / 256)], sub_scales
  * int8 [n, ceil(k / group)]; when desc->mins, mins as scales and sub_mins uint8 as sub_scales. element = code * scale *
  * sub-scale + min * sub-min The other quantized kinds with scales NULL: weight is [n, k] of desc->dtype and is
- * quantized here, symmetrically, one scale a group: max|w| / 127, or w / -8 of the w that is largest in size; rounded
- * to scale_dtype; code = round(w / scale) to the nearest even. Weights that are not finite are RK_INVALID. */
+ * quantized here, symmetrically, one scale a group: max|w| / 127 (FP8: / 448), or w / -8 of the w that is largest in
+ * size; rounded to scale_dtype; code = round(w / scale) to the nearest even. Weights that are not finite are
+ * RK_INVALID. */
 typedef struct rk_pack_weight_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;

@@ -10,7 +10,7 @@ from ._op_spec import OpSpec
 from ._ops import FNUZ, FP8, OPS
 from .codes_layout import GROUPS
 from .fp8 import fp8_format
-from .packed_weight import KINDS
+from .weight_kinds import KINDS
 
 _FP8 = FP8 + FNUZ
 # What a GPU library says instead of an architecture.

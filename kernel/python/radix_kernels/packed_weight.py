@@ -9,36 +9,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypedDict, TypeGuard
+from typing import Any, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
 from ._checks.linear import check_codes_of_numbers
 from ._lazy import torch
 from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, split, unpack
+from .weight_form import as_columns, check_matrix, of_codes, of_each_output, of_floats
+from .weight_kinds import KINDS, ONLY_GROUPS, SUPER_GROUPS
 
 REFERENCE_LAYOUT = "reference"
 FRAGMENT_LAYOUT = "fragments64"  # of Hopper's library
 
-# Kinds of weights as the library numbers them.
-KINDS = {
-    "dense": 0, "int8": 1, "int4": 2, "w8a8": 3, "w4a8": 4, "q4_k": 5, "q5_k": 6, "q6_k": 7,
-    "mxfp4": 8,
-}  # fmt: skip
-_SMALL_CODES = ("int4", "w4a8")
-# Kinds in super-blocks of 256 inputs, and the inputs that share a sub-scale.
-SUPER_INPUTS = 256
-SUPER_GROUPS = {"q4_k": 32, "q5_k": 32, "q6_k": 16}
-_GROUPS = {**SUPER_GROUPS, "mxfp4": 32}  # of the kinds that have one size alone
-PAIRED_CODES = (*_SMALL_CODES, "q4_k", "mxfp4")
 # What Hopper's library packs: groups, and dtypes of x. All else on a GPU is held in rows of codes.
 _HOPPER_GROUPS = (0, 32, 64, 128)
 _HOPPER_DTYPES = ("bfloat16", "float16")
-
-
-def kind_number(kind: str) -> int:
-    """The kind as the library numbers it."""
-    return KINDS[kind]
 
 
 @dataclass(frozen=True)
@@ -119,20 +105,21 @@ def pack_weight(
       uint8 [N, ceil(K / group)]; the group is 32, of `q6_k` 16.
     - `mxfp4`: element = 4-bit float (e2m1) * power of two, in groups of 32. w as of `int4`, of the
       floats' codes; scales: uint8, the exponent plus 127 (e8m0), 0 .. 252.
+    - `fp8`: element = 8-bit float * scale. w: float8_e4m3fn [N, K] without NaN. Scales also [ceil(N
+      / 128), G], a row for each 128 outputs, or one number [1] for all: both are repeated.
 
     `w8a8`, `w4a8` and, on the CPU, `mxfp4` quantize x as well, in `linear`: for each row and group,
     scale = max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds
-    in super-blocks, for each row and 256 inputs. `int8` and `int4` take x as it is.
-    scales (of the first four): bfloat16, float16 or float32 [N, G] with G = ceil(K / group), or [N]
-    for whole rows. mins: as scales, of their dtype; None: the groups have none. group: 32, 64, 128,
-    for 8-bit codes also 16, or 0 for whole rows (of 4 bits on a GPU alone); None: as scales have
-    it, else 0 for 8 bits and 64 for 4. dtype: of x and of what `embedding` gives, a dtype or its
-    name (default bfloat16).
-    `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these arguments of a checkpoint's layer
-    (GPTQ, AWQ, GGUF).
-    `int8`, `int4`, `w8a8` and `w4a8` without scales: w is [N, K] bfloat16, float16 or float32 and
-    is quantized here, to the nearest; scale of a group: max|w| / 127, or w / -8 of its largest w (4
-    bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
+    in super-blocks, for each row and 256 inputs. `int8`, `int4` and `fp8` take x as it is.
+    scales (of the first four and `fp8`): bfloat16, float16 or float32 [N, G] with G = ceil(K /
+    group), or [N] for whole rows. mins: as scales, of their dtype; None: the groups have none.
+    group: 32, 64, 128, for 8 bits also 16, or 0 for whole rows (of 4 bits on a GPU alone); None: as
+    scales have it, else 0 for 8 bits and 64 for 4. dtype: of x and of what `embedding` gives, a
+    dtype or its name (default bfloat16). `unpack_gptq`, `unpack_awq` and `unpack_gguf` make these
+    arguments of a layer.
+    The first four and `fp8` without scales: w is [N, K] bfloat16, float16 or float32 and is
+    quantized here, to the nearest; scale of a group: max|w| / 127 (`fp8`: 448), or w / -8 of its
+    largest w (4 bits); float32 for whole rows, bfloat16 otherwise; dtype is w's.
 
     On a Hopper GPU the library has an order of its own for weights without mins, in groups of 32,
     64, 128 or whole rows, for x in 16 bits; what else a GPU takes is held in rows of codes.
@@ -164,7 +151,7 @@ def pack_weight(
     for name, given in others.items():
         if given is not None:
             raise ValueError(f"{op}: {name} is given, but a dense weight has none")
-    n, k = _check_matrix(op, w)
+    n, k = check_matrix(op, w)
     name = _arrays.dtype_name(w)
     run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
@@ -210,11 +197,13 @@ def _pack_quantized(
     scales = numbers.scales
     mins = numbers.mins
     if scales is None:
-        found = _of_floats(op, w, kind, group)
+        found = of_floats(op, w, kind, group)
     else:
-        scales = _as_columns(scales)
-        mins = None if mins is None else _as_columns(mins)
-        found = _of_codes(op, w, scales, kind, group=group, dtype=dtype)
+        scales = as_columns(scales)
+        if kind == "fp8":
+            scales = of_each_output(scales, int(w.shape[0]))
+        mins = None if mins is None else as_columns(mins)
+        found = of_codes(op, w, scales, kind, group=group, dtype=dtype)
     given = replace(numbers, scales=scales, mins=mins)
     has_zeros = numbers.zeros is not None
     form = CodesForm(**found, kind=kind, zeros=has_zeros, mins=mins is not None)
@@ -292,7 +281,7 @@ def _rows_of_codes(op: str, w: Any, numbers: _Numbers, form: CodesForm) -> Packe
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
     """Whether a quantized kind is given what belongs together."""
     in_supers = kind in SUPER_GROUPS
-    if numbers.scales is None and kind in _GROUPS:
+    if numbers.scales is None and kind in ONLY_GROUPS:
         raise ValueError(f"{op}: scales is None, but floats cannot be quantized to {kind} here")
     if numbers.scales is None:
         is_alone = numbers.zeros is None and numbers.mins is None and dtype is None
@@ -306,52 +295,6 @@ def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
             expected = "an array" if wanted else "None"
             text = f"{name} is {found}, expected {expected} (kind {kind}, mins beside it or not)"
             raise ValueError(f"{op}: {text}")
-
-
-class _Description(TypedDict):
-    """Fields of a PackedWeight."""
-
-    n: int
-    k: int
-    dtype: str
-    group: int
-    scale_dtype: str
-
-
-def _of_floats(op: str, w: Any, kind: str, group: int | None) -> _Description:
-    """Of a weight that is quantized here."""
-    n, k = _check_matrix(op, w)
-    if group is None:
-        group = 64 if kind in _SMALL_CODES else 0
-    scale_dtype = "bfloat16" if group else "float32"
-    return _Description(n=n, k=k, dtype=_arrays.dtype_name(w), group=group, scale_dtype=scale_dtype)
-
-
-def _of_codes(
-    op: str, w: Any, scales: Any, kind: str, *, group: int | None, dtype: Any
-) -> _Description:
-    """Of codes with scales [N, G]."""
-    paired = kind in PAIRED_CODES
-    _checks.dtype(op, "w", w, ("uint8",) if paired else ("int8",))
-    _checks.require(op, len(w.shape) == 2, f"w has {len(w.shape)} dimensions, expected 2")
-    columns = int(w.shape[1])
-    k = 2 * columns if paired else columns
-    if group is None and kind in _GROUPS:
-        group = _GROUPS[kind]
-    if group is None:
-        group = _group_of(op, k, int(scales.shape[1]), paired)
-    return _Description(
-        n=int(w.shape[0]),
-        k=k,
-        dtype="bfloat16" if dtype is None else str(dtype).rpartition(".")[2],
-        group=group,
-        scale_dtype=_arrays.dtype_name(scales),
-    )
-
-
-def _as_columns(values: Any) -> Any:
-    """[N] as [N, 1]."""
-    return values[:, None] if len(values.shape) == 1 else values
 
 
 def _descriptor(
@@ -369,30 +312,6 @@ def _descriptor(
     bind: Any = _loader.bind
     make = bind.PackedDesc
     return make(n, k, dtype, KINDS[kind], group, scale_dtype, zeros, mins)
-
-
-def _group_of(op: str, k: int, groups: int, small: bool) -> int:
-    """The group size that gives so many groups of K."""
-    sizes = [size for size in (32, 64, 128) if -(-k // size) == groups]
-    if groups == 1 and not (small and sizes):
-        return 0
-    _checks.require(
-        op,
-        len(sizes) == 1,
-        f"scales have {groups} columns for {k} inputs: say which group is meant",
-    )
-    return sizes[0]
-
-
-def _check_matrix(op: str, w: Array) -> tuple[int, int]:
-    _checks.dtype(op, "w", w, _checks.FLOATS)
-    if len(w.shape) != 2:
-        raise ValueError(f"{op}: w has {len(w.shape)} dimensions, expected 2")
-    n = int(w.shape[0])
-    k = int(w.shape[1])
-    if n < 1 or k < 1:
-        raise ValueError(f"{op}: w has shape [{n}, {k}], expected at least [1, 1]")
-    return n, k
 
 
 def is_packed(weight: PackedWeight | Array) -> TypeGuard[PackedWeight]:

@@ -11,7 +11,8 @@ from . import _checks, _dispatch, _loader
 from ._arrays import as_torch, empty
 from ._lazy import torch
 from .gating import SILU, Gating
-from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, kind_number
+from .packed_weight import FRAGMENT_LAYOUT, PackedWeight
+from .weight_kinds import kind_number
 
 _KERNEL = "fused_experts_mixed"
 _KINDS = ("int4", "mxfp4")

@@ -7,14 +7,8 @@ from typing import Any
 from . import _arrays, _dispatch
 from ._arrays import Array
 from .codes_layout import CODES_LAYOUT, unpack
-from .packed_weight import (
-    PAIRED_CODES,
-    REFERENCE_LAYOUT,
-    SUPER_GROUPS,
-    SUPER_INPUTS,
-    PackedWeight,
-    row_major,
-)
+from .packed_weight import REFERENCE_LAYOUT, PackedWeight, row_major
+from .weight_kinds import PAIRED_CODES, SUPER_GROUPS, SUPER_INPUTS, code_dtype
 
 
 def unpack_weight(weight: PackedWeight) -> Any:
@@ -37,10 +31,8 @@ def unpack_weight(weight: PackedWeight) -> Any:
         run(weight.data, weight.descriptor, out, None, None, None, None, None)
         return out
     n, k = weight.shape
-    if weight.kind in PAIRED_CODES:
-        codes = _arrays.empty(weight.data, (n, -(-k // 2)), "uint8")
-    else:
-        codes = _arrays.empty(weight.data, (n, k), "int8")
+    columns = -(-k // 2) if weight.kind in PAIRED_CODES else k
+    codes = _arrays.empty(weight.data, (n, columns), code_dtype(weight.kind))
     groups = -(-k // weight.group) if weight.group else 1
     if weight.kind in SUPER_GROUPS:
         return _unpack_supers(run, weight, codes, groups)

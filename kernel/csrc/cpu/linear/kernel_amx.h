@@ -27,7 +27,7 @@ inline StagedX tiled_x(char* values, int64_t row_bytes) {
 
 struct AmxProduct {
   static constexpr int kRows = kAmxRows, kBlocks = 2;
-  static constexpr bool kOnTiles = true;
+  static constexpr bool kOnTiles = true, kTakesBf16 = true;
   const StagedX& x;
   explicit AmxProduct(const StagedX& staged) : x(staged) {}
 
@@ -90,12 +90,16 @@ inline void store_pairs(const Lanes16& even, const Lanes16& odd, uint8_t* to) {
   const __m512i high = _mm512_castps_si512(odd.part[0].v);  // its low half is zero
   _mm512_store_si512(to, _mm512_or_si512(low, high));
 }
-template <int Bits>
+template <int Bits, bool Floats>
 inline void expand_bf16(const uint8_t* codes, int64_t k, uint8_t* to) {
   static_assert(Bits == 4 || Bits == 8);
   for (int64_t i = 0; i < k * Bits / 32; i++) {
     const Bytes64 line = load_bytes(codes + i * kLine);
-    if constexpr (Bits == 8) {
+    if constexpr (Bits == 8 && Floats) {
+      _mm512_store_si512(to, float8_pairs(codes + i * kLine));
+      _mm512_store_si512(to + kLine, float8_pairs(codes + i * kLine + kLine / 2));
+      to += 2 * kLine;
+    } else if constexpr (Bits == 8) {
       store_pairs(signed_lanes<0>(line), signed_lanes<1>(line), to);
       store_pairs(signed_lanes<2>(line), signed_lanes<3>(line), to + kLine);
       to += 2 * kLine;
@@ -161,7 +165,7 @@ struct CodesOnTiles : AmxProduct {
         if constexpr (Int8X) {
           expand_nibbles<Floats>(codes + b * stream.second, size, room + b * bytes);
         } else {
-          expand_bf16<Bits>(codes + b * stream.second, size, room + b * bytes);
+          expand_bf16<Bits, Floats>(codes + b * stream.second, size, room + b * bytes);
         }
       }
       panel.b0 = reinterpret_cast<const char*>(room);
@@ -219,6 +223,7 @@ struct CodesOnTiles : AmxProduct {
           x_sum = static_cast<float>(x_codes) * x.scales[at];
         } else {
           values.load_line(reinterpret_cast<const float*>(words + word));
+          if constexpr (Bits == 8 && Floats) restore_float8(values);
           x_sum = static_cast<const float*>(x.sums)[at];
           if (has_offsets(q)) take_zeros(values, group_offsets(q, block, g), x_sum);
         }
@@ -238,6 +243,7 @@ struct CodesOnTiles : AmxProduct {
 template <int Bits, bool Int8X>
 using CodesAmx = CodesOnTiles<Bits, Int8X>;
 using FloatsAmx = CodesOnTiles<4, true, true>;
+using Float8Amx = CodesOnTiles<8, false, true>;
 
 }  // namespace radix::cpu::RK_ISA
 

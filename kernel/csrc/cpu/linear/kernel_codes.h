@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/linear/floats4.h"
+#include "cpu/linear/floats8.h"
 #include "cpu/linear/ints16.h"
 #include "cpu/linear/problem.h"
 
@@ -180,22 +181,24 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
 
 // The k of a line of codes from I on, ascending; with two sets of sums the even ones go to the first, the odd ones to
 // the second.
-template <int Bits, int I, int Sets, int R, int B>
+template <int Bits, bool Floats, int I, int Sets, int R, int B>
 inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t k, Lanes16 (&sums)[Sets][R][B]) {
   for (int b = 0; b < B; b++) {
     Lanes16 codes;
-    if constexpr (Bits == 8) {
+    if constexpr (Bits == 8 && Floats) {
+      codes = float8_lanes<I>(line[b]);
+    } else if constexpr (Bits == 8) {
       codes = signed_lanes<I>(line[b]);
     } else {
       codes = nibble_lanes<(I % 4) * 2 + I / 4>(line[b]);
     }
     for (int r = 0; r < R; r++) sums[I % Sets][r][b].accumulate(x[r][k + I], codes);
   }
-  if constexpr (I + 1 < 32 / Bits) float_step<Bits, I + 1>(line, x, k, sums);
+  if constexpr (I + 1 < 32 / Bits) float_step<Bits, Floats, I + 1>(line, x, k, sums);
 }
 
 // Sums of float x times codes, k0 <= k < k1.
-template <int Bits, int Sets, int R, int B>
+template <int Bits, bool Floats, int Sets, int R, int B>
 inline void float_run(const uint8_t* w, int64_t block, const float* const* x, int64_t k0, int64_t k1,
                       Lanes16 (&sums)[Sets][R][B]) {
   constexpr int kPerLine = 32 / Bits;
@@ -208,7 +211,7 @@ inline void float_run(const uint8_t* w, int64_t block, const float* const* x, in
       __builtin_prefetch(p + ahead, 0, 3);
       line[b] = load_bytes(p);
     }
-    float_step<Bits, 0>(line, x, k, sums);
+    float_step<Bits, Floats, 0>(line, x, k, sums);
   }
 }
 
@@ -233,7 +236,7 @@ class FlushScope {
 constexpr int64_t kTileK = 32;
 
 // InTiles: sums with the bits of tiles.
-template <int Bits, bool InTiles, int R, int B>
+template <int Bits, bool Floats, bool InTiles, int R, int B>
 inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const uint8_t* w, float* sums) {
   const float* rows[R];
   for (int r = 0; r < R; r++) rows[r] = reinterpret_cast<const float*>(x.at(m + r, 0));
@@ -245,20 +248,21 @@ inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const ui
       clear(acc[0]);
       for (int64_t k = begin; k < end; k += kTileK) {
         Lanes16 part[2][R][B];
-        float_run<Bits>(w, q.block, rows, k, lesser(k + kTileK, end), part);
+        float_run<Bits, Floats>(w, q.block, rows, k, lesser(k + kTileK, end), part);
         for (int r = 0; r < R; r++)
           for (int b = 0; b < B; b++)
             for (int i = 0; i < Lanes16::kParts; i++)
               acc[0][r][b].part[i] = acc[0][r][b].part[i] + (part[0][r][b].part[i] + part[1][r][b].part[i]);
       }
     } else {
-      float_run<Bits>(w, q.block, rows, begin, end, acc);
+      float_run<Bits, Floats>(w, q.block, rows, begin, end, acc);
     }
     for (int b = 0; b < B; b++) {
       const uint8_t* block = w + b * q.block;
       const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);
       for (int r = 0; r < R; r++) {
         const float x_sum = row_sums[(m + r) * q.groups + g];
+        if constexpr (Bits == 8 && Floats) restore_float8(acc[0][r][b]);
         if (has_offsets(q)) take_zeros(acc[0][r][b], group_offsets(q, block, g), x_sum);
         float* sum = sums + (r * kCodeBlocks + b) * kBlockN;
         add_scaled(sum, acc[0][r][b], scale, g == 0);
@@ -288,9 +292,9 @@ struct CodesOnVectors : VectorProduct {
       int_tile<Bits, Floats, R, B>(q, x, m, w, sums);
     } else if constexpr (InTiles) {
       const FlushScope flush;
-      float_tile<Bits, true, R, B>(q, x, m, w, sums);
+      float_tile<Bits, Floats, true, R, B>(q, x, m, w, sums);
     } else {
-      float_tile<Bits, false, R, B>(q, x, m, w, sums);
+      float_tile<Bits, Floats, false, R, B>(q, x, m, w, sums);
     }
   }
   void tile(int64_t m, int rows, const uint8_t* w, int count, float* sums) const {
@@ -304,5 +308,6 @@ struct CodesOnVectors : VectorProduct {
 template <int Bits, bool Int8X>
 using CodesProduct = CodesOnVectors<Bits, Int8X, false>;
 using FloatsProduct = CodesOnVectors<4, true, false, true>;
+using Float8Product = CodesOnVectors<8, false, false, true>;
 
 }  // namespace radix::cpu::RK_ISA

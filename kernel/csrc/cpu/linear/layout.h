@@ -4,6 +4,8 @@
 //   lanes16 (float32, float16)  [N/16][K][16]        one line = 16 outputs of one k
 //   quads16 (8-bit codes)       [N/16] x { [K/4][16][4], scales [groups][16], minima [groups][16] }
 //                                                    one line = 16 outputs x 4 consecutive k
+//   bytes16 (8-bit floats)      [N/16] x { [K/2][16][2], scales [groups][16] }
+//                                                    one line = 16 outputs x 2 x 2 consecutive k
 //   nibbles16 (4-bit codes)     [N/16] x { [K/8][16][4], scales [groups][16], zeros uint8 [groups][16],
 //                                          or minima [groups][16] }
 //                                                    one line = 16 outputs x 8 k: the quads16 line of k .. k + 3 in the
@@ -14,6 +16,7 @@
 //                                                    as nibbles16, then one line of the bits above: byte n, k % 4 has
 //                                                    those of k, k + 4, k + 8 ... from its lowest bits on
 //
+// A line of bytes16, widened to 16 bits, is two lines of pairs16.
 // A block of pairs16 or quads16 is also a stack of AMX B tiles (16 lines, 1 KiB each), which is why K is padded to 32
 // and 64 there. All layouts stream: a thread reads its blocks front to back.
 #pragma once
@@ -63,8 +66,8 @@ struct Quantized {
   int bits;     // of a code
   bool int8_x;  // x is quantized too
   bool has_zeros, has_mins;
-  bool floats;       // 4-bit codes are floats, and scales powers of two
-  DType scale_type;  // of minima too
+  bool floats;       // codes are floats, not integers
+  DType scale_type;  // of minima too; u8: powers of two
   int64_t k, kp;
   int64_t group;                       // inputs that share a scale; kp when a row has one
   int64_t groups;                      // of the padded row; the scales of padding are 0
@@ -72,11 +75,11 @@ struct Quantized {
   int64_t scales, zeros, mins, block;  // offsets of scales, zeros and minima, size of a block
 
   explicit Quantized(const rk_packed_desc& d)
-      : bits(d.kind == RK_WEIGHT_INT8 || d.kind == RK_WEIGHT_W8A8 ? 8 : 4),
+      : bits(d.kind == RK_WEIGHT_INT8 || d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_FP8 ? 8 : 4),
         int8_x(d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_W4A8 || d.kind == RK_WEIGHT_MXFP4),
         has_zeros(d.zeros != 0),
         has_mins(d.mins != 0),
-        floats(d.kind == RK_WEIGHT_MXFP4),
+        floats(d.kind == RK_WEIGHT_MXFP4 || d.kind == RK_WEIGHT_FP8),
         scale_type(dtype_of(d.scale_dtype)),
         k(d.k) {
     kp = round_up(k, d.group > kLine ? d.group : kLine);
@@ -92,6 +95,7 @@ struct Quantized {
 
   // Byte of code (n, k) within its block, n < 16; 4-bit codes: in the high half when high(k).
   int64_t code(int64_t n, int64_t at) const {
+    if (bits == 8 && floats) return at / 2 * (kLine / 2) + n * 2 + at % 2;
     const int64_t line = bits == 8 ? at / 4 : at / 8;
     return line * kLine + n * 4 + at % 4;
   }

@@ -96,7 +96,8 @@ int64_t packed_weight_info(rk_packed_desc& desc) {
   }
   if (desc.kind != RK_WEIGHT_DENSE) {
     const Quantized q(desc);
-    desc.layout = q.bits == 8 ? RK_LAYOUT_QUADS16 : RK_LAYOUT_NIBBLES16;
+    const bool float8 = q.bits == 8 && q.floats;
+    desc.layout = float8 ? RK_LAYOUT_BYTES16 : q.bits == 8 ? RK_LAYOUT_QUADS16 : RK_LAYOUT_NIBBLES16;
     return num_blocks(desc.n) * q.block;
   }
   desc.layout = dtype_of(desc.dtype) == DType::bf16 ? RK_LAYOUT_PAIRS16 : RK_LAYOUT_LANES16;

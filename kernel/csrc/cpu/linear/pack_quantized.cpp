@@ -2,10 +2,12 @@
 // level.
 #include "cpu/linear/quantized.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "common/tensor.h"
+#include "cpu/float8.h"
 #include "cpu/linear/floats4.h"
 #include "cpu/linear/layout.h"
 #include "cpu/linear/matrix.h"
@@ -56,7 +58,7 @@ void dispatch_stored(const Quantized& q, uint8_t* scales, const Fn& fn) {
 // scales: those of a block, or its minima.
 float scale_of(const Quantized& q, const uint8_t* scales, int64_t n, int64_t g) {
   float scale = 0;
-  if (q.floats) return std::ldexp(1.f, scales[g * kBlockN + n] - 128);  // half of the power
+  if (q.scale_type == DType::u8) return std::ldexp(1.f, scales[g * kBlockN + n] - 128);  // half of the power
   dispatch_scale(q, const_cast<uint8_t*>(scales),
                  [&](auto, const auto* all) { scale = to_float(all[g * kBlockN + n]); });
   return scale;
@@ -67,7 +69,12 @@ int zero_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
   return q.bits == 8 || q.has_mins || q.floats ? 0 : kNibbleZero;
 }
 
-int value_of(const Quantized& q, uint8_t code) {
+bool has_float8(const Quantized& q) {
+  return q.floats && q.bits == 8;
+}
+
+float value_of(const Quantized& q, uint8_t code) {
+  if (has_float8(q)) return e4m3_values()[code];
   if (q.floats) return kTwiceFloats[code];
   return q.bits == 8 ? static_cast<int8_t>(code) : code;
 }
@@ -79,14 +86,19 @@ void quantize_group(const Quantized& q, uint8_t* block, int64_t n, int64_t g, co
   float extreme = 0;  // the value that is largest in size
   for (int64_t k = k0; k < k1; k++)
     if (std::fabs(values(k)) > std::fabs(extreme)) extreme = values(k);
-  float scale = q.bits == 8 ? std::fabs(extreme) / 127 : extreme / -8;
+  float scale = q.bits == 8 ? std::fabs(extreme) / (q.floats ? kLargestE4m3 : 127) : extreme / -8;
   dispatch_scale(q, block + q.scales, [&](auto, auto* scales) {
     from_float(scale, scales[g * kBlockN + n]);
     scale = to_float(scales[g * kBlockN + n]);
   });
   const int low = q.bits == 8 ? -127 : -8, high = q.bits == 8 ? 127 : 7, zero = q.bits == 8 ? 0 : kNibbleZero;
   for (int64_t k = k0; k < k1; k++) {
-    const float steps = scale != 0 ? std::nearbyintf(values(k) / scale) : 0;
+    const float wanted = scale != 0 ? values(k) / scale : 0;
+    if (has_float8(q)) {
+      put_code(q, block, n, k, to_e4m3(wanted));
+      continue;
+    }
+    const float steps = std::nearbyintf(wanted);
     const float code = steps < low ? low : steps > high ? high : steps;
     put_code(q, block, n, k, static_cast<uint8_t>(static_cast<int>(code) + zero));
   }
@@ -140,13 +152,25 @@ void check_powers(const rk_pack_weight_args& a, const Quantized& q) {
         fail(RK_INVALID, "pack_weight: scales has the code %d, expected 0 to %d", scales(n, g), kMost);
 }
 
+void check_float8(const rk_pack_weight_args& a, const Quantized& q) {
+  const Matrix<uint8_t> w(*a.weight);
+  std::atomic<bool> found{false};
+  parallel_for(a.desc->n, kGrainCodes / q.k + 1, [&](int64_t begin, int64_t end) noexcept {
+    for (int64_t n = begin; n < end; n++)
+      for (int64_t k = 0; k < q.k; k++)
+        if (is_nan_e4m3(w(n, k))) found = true;
+  });
+  if (found) fail(RK_INVALID, "pack_weight: w has codes that are NaN (0x7f or 0xff)");
+}
+
 }  // namespace
 
 void pack_quantized(const rk_pack_weight_args& a) {
   const Quantized q(*a.desc);
   if (!a.scales) check_finite(a);
   if (a.zeros) check_zeros(a, q);
-  if (q.floats) check_powers(a, q);
+  if (q.scale_type == DType::u8) check_powers(a, q);
+  if (has_float8(q) && a.scales) check_float8(a, q);
   uint8_t* packed = data_ptr<uint8_t>(*a.packed);
   for_blocks(*a.desc, q, [&](int64_t b) {
     uint8_t* block = packed + b * q.block;
@@ -206,11 +230,12 @@ void gather_quantized(const rk_embedding_args& a) {
         T* row = out.at<T>(t);
         for (int64_t g = 0; g < q.groups_k; g++) {
           const float scale = scale_of(q, block + q.scales, n, g);
-          const float least = q.has_mins ? scale_of(q, block + q.mins, n, g) : 0;
+          // Without minima -0, which adds nothing to a zero of either sign.
+          const float least = q.has_mins ? scale_of(q, block + q.mins, n, g) : -0.f;
           const int zero = zero_of(q, block, n, g);
           // In double products are exact, so that it makes no difference whether they are added in one instruction.
           for (int64_t k = g * q.group; k < q.k && k < (g + 1) * q.group; k++) {
-            const double code = value_of(q, get_code(q, block, n, k)) - zero;
+            const double code = double{value_of(q, get_code(q, block, n, k))} - zero;
             from_float(static_cast<float>(code * scale + least), row[k]);
           }
         }

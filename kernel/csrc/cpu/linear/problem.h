@@ -263,6 +263,7 @@ struct OutputEnds {
 struct VectorProduct {
   static constexpr int kRows = 4;
   static constexpr bool kOnTiles = false;
+  static constexpr bool kTakesBf16 = false;  // x that is not quantized is staged as bf16, not as float32
   int64_t chunk_rows(int64_t) const { return 64; }
   int scope(int64_t) const { return 0; }
 };

@@ -6,6 +6,7 @@
 
 #include "cpu/linear/kernel_amx.h"
 #include "cpu/linear/kernel_codes.h"
+#include "cpu/linear/kernel_float8.h"
 #include "cpu/linear/quantize_x.h"
 
 namespace radix::cpu::RK_ISA {
@@ -41,7 +42,7 @@ void widen_group(const Problem& p, const Quantized& q, const StagedX& x, int64_t
   static_cast<float*>(x.sums)[m * q.groups + g] = reduce_sum(sum);
 }
 
-// bf16 as it is, in tiles.
+// bf16 as it is.
 void copy_group(const Problem& p, const Quantized& q, const StagedX& x, int64_t m, int64_t g) {
   const bf16* row = p.x.at<bf16>(m);
   constexpr int64_t kPerLine = kLine / 2;
@@ -54,7 +55,7 @@ void copy_group(const Problem& p, const Quantized& q, const StagedX& x, int64_t 
   static_cast<float*>(x.sums)[m * q.groups + g] = reduce_sum(sum);
 }
 
-// Product: CodesOnVectors or CodesAmx, which takes x in tiles.
+// Product: CodesOnVectors, Float8Dots, or CodesAmx, which takes x in tiles.
 template <class Product>
 class CodesJob final : public Job {
  public:
@@ -78,7 +79,7 @@ class CodesJob final : public Job {
  private:
   static constexpr bool kTiles = Product::kOnTiles;
 
-  static int64_t row_bytes(const Quantized& q) { return q.kp * (q.int8_x ? 1 : kTiles ? 2 : 4); }
+  static int64_t row_bytes(const Quantized& q) { return q.kp * (q.int8_x ? 1 : Product::kTakesBf16 ? 2 : 4); }
   static int64_t value_bytes(int64_t rows, const Quantized& q) { return round_up(rows, 16) * row_bytes(q); }
   // Values, then a scale and a sum of each group.
   static int64_t staged_bytes(const rk_linear_args& args, const Quantized& q) {
@@ -104,7 +105,7 @@ class CodesJob final : public Job {
   void stage_group(int64_t m, int64_t g) const {
     if (q_.int8_x) {
       quantize_group<T>(p_, q_, x_, m, g);
-    } else if (kTiles) {
+    } else if (Product::kTakesBf16) {
       copy_group(p_, q_, x_, m, g);
     } else {
       widen_group<T>(p_, q_, x_, m, g);
@@ -127,10 +128,25 @@ std::unique_ptr<Job> job_of_kind(const rk_linear_args& args, const Quantized& q,
   return q.bits == 8 ? job<Product<8, false>>(args, q, maxima) : job<Product<4, false>>(args, q, maxima);
 }
 
+std::unique_ptr<Job> float8_job(const rk_linear_args& args, const Quantized& q, RowMaxima* maxima) {
+#if defined(__AVX512BF16__)
+  if (dtype_of(*args.x) == DType::bf16) {
+#if defined(__AMX_BF16__)
+    if (Rows(*args.x).count > kFewBf16Rows) return job<Float8Amx>(args, q, maxima);
+    return job<CodesOnVectors<8, false, true, true>>(args, q, maxima);
+#else
+    return job<Float8Dots>(args, q, maxima);
+#endif
+  }
+#endif
+  return job<Float8Product>(args, q, maxima);
+}
+
 }  // namespace
 
 std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima) {
   const Quantized q(*args.desc);
+  if (q.floats && q.bits == 8) return float8_job(args, q, maxima);
 #if defined(__AMX_BF16__)
   // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
   const int64_t m = Rows(*args.x).count;

@@ -2,11 +2,11 @@
 #include "api/mla_kv.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "common/tensor.h"
+#include "cpu/float8.h"
 #include "cpu/thread_pool.h"
 
 namespace radix::backend {
@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t kGrainBytes = 32 * 1024;
 constexpr int kLatent = 512, kRope = 64, kGroup = 128;  // of an FP8 token
-constexpr float kLargest = 448;
 
 float widen(uint16_t bits) {
   const uint32_t word = uint32_t{bits} << 16;
@@ -31,18 +30,6 @@ uint16_t narrow(float x) {
   return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-// Rounded to nearest even, clamped, NaN stays NaN.
-uint8_t to_e4m3(float x) {
-  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
-  if (x != x) return sign | 0x7f;
-  const float a = std::min(std::fabs(x), kLargest);
-  // Below 2^-6 the step is 2^-9; above, 3 bits of the float's mantissa remain and the exponent's bias falls by 120.
-  if (a < 0x1p-6f) return sign | static_cast<uint8_t>(std::nearbyint(a * 512));
-  uint32_t u;
-  std::memcpy(&u, &a, 4);
-  return sign | static_cast<uint8_t>(((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3));
-}
-
 // A token in the FP8 form.
 void store_fp8(char* to, const char* latent, const char* rope) {
   for (int g = 0; g < kLatent / kGroup; g++) {
@@ -53,30 +40,16 @@ void store_fp8(char* to, const char* latent, const char* rope) {
       v[i] = widen(bits);
       largest = std::max(largest, std::fabs(v[i]));
     }
-    const float scale = largest / kLargest;
-    for (int i = 0; i < kGroup; i++) to[g * kGroup + i] = static_cast<char>(to_e4m3(v[i] / scale));
+    const float scale = largest / cpu::kLargestE4m3;
+    for (int i = 0; i < kGroup; i++) to[g * kGroup + i] = static_cast<char>(cpu::to_e4m3(v[i] / scale));
     std::memcpy(to + kLatent + g * 4, &scale, 4);
   }
   std::memcpy(to + kLatent + 16, rope, kRope * 2);
 }
 
-const std::array<float, 256>& e4m3_values() {
-  static const std::array<float, 256> values = [] {
-    std::array<float, 256> all;
-    for (int code = 0; code < 256; code++) {
-      const int exponent = code >> 3 & 15, mantissa = code & 7;
-      float x = exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(static_cast<float>(mantissa), -9);
-      if ((code & 127) == 127) x = std::nanf("");
-      all[code] = code & 128 ? -x : x;
-    }
-    return all;
-  }();
-  return values;
-}
-
 // A token of the FP8 form in bf16.
 void load_fp8(char* to, const char* token) {
-  const auto& values = e4m3_values();
+  const auto& values = cpu::e4m3_values();
   const auto* codes = reinterpret_cast<const uint8_t*>(token);
   auto* out = reinterpret_cast<uint16_t*>(to);
   for (int g = 0; g < kLatent / kGroup; g++) {

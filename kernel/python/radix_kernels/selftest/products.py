@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .bounds import EXACT, FP8_PRODUCT, GATED, LINEAR, ROUNDED_ONCE
+from .packed_kinds import quantized_products
 from .trial import Trial, case, reference, rk
 
 _SHAPES = ((1, 64, 128), (5, 1000, 333), (70, 256, 512))  # rows, features, inputs
@@ -22,6 +23,7 @@ def linear(t: Trial) -> None:
         for given in (there, rk.pack_weight(there)):
             got = rk.linear(t.there(x), given, t.there(bias))
             t.near(got, exact, LINEAR[t.name])
+    quantized_products(t)
 
 
 @case
