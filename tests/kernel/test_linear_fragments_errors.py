@@ -25,25 +25,34 @@ def test_kinds_that_only_the_cpu_has(rng):
     codes = integers(-127, 128, (32, 256), rng).to(torch.int8)
     scales = torch.ones(32, 1)
     for kind in ("w8a8", "q6_k", "q5_k"):
-        with pytest.raises(NotImplementedError, match="int4, int8, mxfp4"):
+        with pytest.raises(NotImplementedError, match="which has int8, int4, mxfp4"):
             rk.pack_weight(codes, scales, kind)
     nibbles = random_weight(NIBBLES, 32, 64, rng).arguments
     for kind in ("w4a8", "q4_k"):
-        with pytest.raises(NotImplementedError, match="int4, int8, mxfp4"):
+        with pytest.raises(NotImplementedError, match="which has int8, int4, mxfp4"):
             rk.pack_weight(**{**nibbles, "kind": kind})
-    with pytest.raises(NotImplementedError, match="codes and scales"):
-        rk.pack_weight(torch.randn(32, 64, dtype=torch.bfloat16), kind="int8")
 
 
-def test_forms_that_only_the_cpu_has(rng):
+def test_what_the_library_does_not_pack_is_held_in_rows_of_codes(rng):
     given = random_weight(NIBBLES, 32, 64, rng).arguments
-    with pytest.raises(NotImplementedError, match="minima"):
-        rk.pack_weight(**{**given, "zeros": None}, mins=given["scales"])
-    with pytest.raises(NotImplementedError, match="float32"):
-        rk.pack_weight(**given, dtype=torch.float32)
     codes = integers(-127, 128, (32, 64), rng).to(torch.int8)
-    with pytest.raises(NotImplementedError, match="groups of 32, 64, 128 or whole"):
-        rk.pack_weight(codes, torch.ones(32, 4), "int8", group=16)
+    for packed in (
+        rk.pack_weight(**{**given, "zeros": None}, mins=given["scales"]),
+        rk.pack_weight(**given, dtype=torch.float32),
+        rk.pack_weight(codes, torch.ones(32, 4), "int8", group=16),
+    ):
+        assert packed.layout == "codes"
+
+
+# Half a step of the largest element's; of 4 bits a whole one, for positive codes end at 7.
+@pytest.mark.parametrize(("kind", "allowed"), [("int8", 0.008), ("int4", 0.13)])
+def test_floats_are_quantized(kind, allowed, rng):
+    w = spread((96, 256), torch.bfloat16, rng)
+    packed = rk.pack_weight(w, kind=kind)
+    assert packed.layout == "fragments64"
+    rows = rk.embedding(torch.arange(96), packed).double()
+    error = (rows - w.double()).abs() / w.double().abs().amax(1, keepdim=True)
+    assert 0 < error.max() < allowed
 
 
 def test_arguments_of_packing(rng):

@@ -25,10 +25,8 @@ _HOPPER_NO_FLOAT32 = Library("cuda", arch="sm_90", refuses=("float32",))
 _EVERYWHERE = (_CPU, _CUDA, _ROCM)
 _GPUS = (_CUDA, _ROCM)
 
-_PACKED_WEIGHTS = (_CPU, _HOPPER_NO_FLOAT32)
-_LINEAR_PACKED = Kernel(
-    name="linear_packed", family="linear", libraries=_PACKED_WEIGHTS, torch=True
-)
+_PACKED = (_CPU, _HOPPER_NO_FLOAT32)
+_LINEAR_PACKED = Kernel(name="linear_packed", family="linear", libraries=_PACKED, torch=True)
 # Triton's alone: weights of codes on GPUs without a kernel of the library for them.
 _LINEAR_CODES = Kernel(name="linear_codes", family="linear", libraries=(), triton=True)
 _LINEAR_DENSE = Kernel(
@@ -42,8 +40,8 @@ _SAMPLING = Kernel(
 
 # Called through the dispatch by functions that are no ops themselves.
 PACKING = (
-    Kernel(name="pack_weight", family="linear", libraries=_PACKED_WEIGHTS, torch=True),
-    Kernel(name="unpack_weight", family="linear", libraries=_PACKED_WEIGHTS),
+    Kernel(name="pack_weight", family="linear", libraries=_PACKED, torch=True),
+    Kernel(name="unpack_weight", family="linear", libraries=_PACKED),
 )
 
 # fmt: off
@@ -231,11 +229,7 @@ OPS = (
     ),
     OpSpec(
         name="embedding", module="linear", dtypes=FLOATS,
-        kernels=(
-            Kernel(
-                name="embedding_packed", family="linear", libraries=_PACKED_WEIGHTS, torch=True
-            ),
-        ),
+        kernels=(Kernel(name="embedding_packed", family="linear", libraries=_PACKED, torch=True),),
         note="native kernel for quantized weights, else torch",
         doc="linear.md", test="test_linear.py",
     ),
