@@ -133,9 +133,9 @@ class PersistentProducer {
   static_assert(kOwnTokens % kTokenPiece == 0, "a tile is whole pieces");
 
   // Rows of the tile that are loaded: those that exist, up to the end of their piece.
-  __device__ static int loaded_tokens(const TileCoord& at) {
+  __device__ int loaded_tokens(const TileCoord& at) const {
     if constexpr (kWeights != Weights::dense) return Tile::kTokens;
-    const int pieces = (at.end - at.row + kTokenPiece - 1) / kTokenPiece;
+    const int pieces = (p_.m - at.row + kTokenPiece - 1) / kTokenPiece;  // p_.m: at.end, but no register
     return max(0, min(Tile::kTokens, pieces * kTokenPiece));
   }
 
@@ -158,6 +158,7 @@ class PersistentProducer {
     const int k = (first_chunk_ + chunk) * kChunk;
     const int rows = min(kOwnTokens, loaded_tokens(at) - first_row);
     if (rows == kOwnTokens) return load_box(x_map_, stage, at, first_row, k);
+#pragma unroll 1
     for (int row = 0; row < rows; row += kTokenPiece) load_box(x_piece_map_, stage, at, first_row + row, k);
   }
   __device__ void load_box(const sm90::TensorMap& map, int stage, const TileCoord& at, int row, int k) const {
