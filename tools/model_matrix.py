@@ -43,7 +43,7 @@ def page() -> str:
 def table() -> str:
     """The table in Markdown. Raises LookupError for an architecture that no test compares."""
     from radix_runtime.families import families
-    from tests.runtime.family_models import FAMILY_MODELS, ONE_CALL, spec_of
+    from tests.runtime.family_models import FAMILY_MODELS, spec_of
     from tests.runtime.gguf_files import CASES
 
     tested: dict[str, list[str]] = {}
@@ -54,8 +54,8 @@ def table() -> str:
         archs.setdefault(case.family.architecture, {})[case.arch] = None
     lines = [
         "",
-        "| architecture | attention | feed-forward | CPU step | GGUF | compared as |",
-        "|---|---|---|---|---|---|",
+        "| architecture | attention | feed-forward | GGUF | compared as |",
+        "|---|---|---|---|---|",
     ]
     for architecture in sorted(families.names(), key=str.lower):
         names = tested.get(architecture)
@@ -66,7 +66,6 @@ def table() -> str:
             f"`{architecture}`",
             _joined(layer.mixer for spec in specs for layer in spec.layers),
             _joined(layer.feed_forward for spec in specs for layer in spec.layers),
-            "one call" if all(name in ONE_CALL for name in names) else "layer by layer",
             ", ".join(f"`{arch}`" for arch in archs.get(architecture, ())),
             ", ".join(f"`{name}`" for name in names),
         ]

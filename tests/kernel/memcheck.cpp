@@ -309,6 +309,11 @@ void packed_experts(rk_dtype dtype, Kind kind) {
     const Tensor workspace(kU8, {bytes});
     args.workspace = workspace;
     done("fused_experts_packed", rk_fused_experts_packed(&args, 0), {&out});
+    const Tensor bias1 = numbers(dtype, {2, 2 * inner}), bias2 = numbers(kF32, {2, hidden});
+    args.bias1 = bias1;
+    args.bias2 = bias2;
+    args.gating = {RK_ACTIVATION_SWIGLU_CLAMPED, 1.7f, 7.f};
+    done("fused_experts_packed", rk_fused_experts_packed(&args, 0), {&out});
   }
 }
 
@@ -318,6 +323,8 @@ void experts(rk_dtype dtype) {
   Tensor weights(kF32, {tokens, topk}), ids(kI32, {tokens, topk});
   const rk_topk_softmax_args softmax = {sizeof softmax, 1, logits, weights, ids};
   done("topk_softmax", rk_topk_softmax(&softmax, 0), {&weights, &ids});
+  const rk_topk_softmax_args grouped = {sizeof grouped, 1, logits, weights, ids, 6, 3};
+  done("topk_softmax", rk_topk_softmax(&grouped, 0), {&weights, &ids});
   const rk_topk_sigmoid_args sigmoid = {sizeof sigmoid, 0, logits, bias, weights, ids};
   done("topk_sigmoid", rk_topk_sigmoid(&sigmoid, 0), {&weights, &ids});
   const rk_moe_fused_gate_args gate = {sizeof gate, 6, 3, 1.f, logits, bias, weights, ids, 0};

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers, spread
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers
+from tests.kernel.packed_experts_cases import TOLERANCE, dequantized, make, oracle
 
-TOLERANCE = {torch.bfloat16: (8e-3, 4e-2), torch.float16: (1e-3, 6e-3), torch.float32: (2e-6, 2e-5)}
 # (tokens, experts, topk, hidden, inter): one token, few pairs, odd sizes, more tokens than a block
 # has rows.
 SHAPES = [
@@ -20,34 +20,6 @@ SHAPES = [
     (90, 3, 1, 80, 16),
     (0, 2, 1, 64, 32),
 ]
-
-
-def make(tokens, experts, topk, hidden, inter, dtype, rng):
-    x = spread((tokens, hidden), dtype, rng)
-    w1 = spread((experts, 2 * inter, hidden), dtype, rng) * hidden**-0.5
-    w2 = spread((experts, hidden, inter), dtype, rng) * inter**-0.5
-    weights = torch.rand(tokens, topk, generator=rng)
-    ids = torch.empty(tokens, topk, dtype=torch.int32)
-    for token in range(tokens):
-        ids[token] = torch.randperm(experts, generator=rng)[:topk]
-    return x, w1, w2, weights, ids
-
-
-def oracle(x, w1, w2, weights, ids, **options):
-    wide = [t.double() for t in (x, w1, w2, weights)]
-    return rk.reference.fused_experts(*wide, ids, **options)
-
-
-def dequantized(packed):
-    """The numbers that an expert's packed weight stands for."""
-    if packed.kind == "dense":
-        return rk.unpack_weight(packed).double()
-    codes, scales, zeros = rk.unpack_weight(packed)
-    if codes.dtype == torch.uint8:
-        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, : packed.k].double() - 8
-    assert zeros is None
-    scales = scales.double().repeat_interleave(packed.group or packed.k, 1)
-    return codes.double() * scales[:, : packed.k]
 
 
 def oracle_of_codes(x, experts, weights, ids):

@@ -233,19 +233,6 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
 }  # fmt: skip
 
 
-# Those that the CPU runs in one call of the wheel (layers/cpu_program.py): without softmax routers
-# over groups and experts with biases. Of latent attention it takes decode steps.
-ONE_CALL = {
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "phi3_longrope", "seed_oss", "ministral",
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma1", "gemma2", "gemma3", "gemma3_vl", "smollm3",
-    "smollm3_window",
-    "exaone4", "exaone4_full", "glm", "glm4", "olmo2", "olmo2_repeated_kv", "olmo3", "qwen3_moe",
-    "qwen3_moe_mixed", "qwen3_moe_odd_width", "qwen3_vl_moe", "mixtral", "glm4_moe", "minimax_m2",
-    "qwen2_moe", "deepseek_v2_lite", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "granite",
-    "ministral3", "mistral3_vl",
-}  # fmt: skip
-
-
 def spec_of(name: str) -> ModelSpec:
     """What the runtime makes of a model's configuration."""
     model = FAMILY_MODELS[name]

@@ -12,7 +12,9 @@ import pytest
 
 from bench.gpu_runtime import occupancy
 from bench.gpu_runtime.process import ROOT
-from radix_runtime import Engine
+from radix_runtime import Engine, ops
+from radix_runtime.layers.moe import Experts
+from radix_runtime.quantization.base import ExpertTerms
 from tests.gpu import gpt_oss_tokens, toggle_tokens
 from tests.gpu.random_load import RandomCalls, p99_ms
 from tests.runtime.tiny_config import config_folder
@@ -87,7 +89,13 @@ def test_toggle_tokens(tmp_path: Path) -> None:
     assert toggle_tokens.compare(file, ["qwen3"], ["cache"], "cpu") == 1
 
 
-def test_gpt_oss_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpt_oss_tokens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = {**gpt_oss_tokens.SIZES, "hidden_size": 128, "num_hidden_layers": 2}
     assert gpt_oss_tokens.check("cpu", sizes, width=64)
     assert capsys.readouterr().out.count("ok ") == 2
+    without = ExpertTerms(bias1=None, bias2=None, activation=ops.ClampedSwiGlu())
+    monkeypatch.setattr(Experts, "terms", lambda self: without)
+    assert not gpt_oss_tokens.check("cpu", sizes, width=64)
+    assert "WRONG float32" in capsys.readouterr().out

@@ -32,6 +32,7 @@ from tests.runtime.mxfp4_models import SETTINGS, write
 from tests.runtime.quantized_models import Checkpoint
 from tests.runtime.test_families import OneOfTwo, check_engine
 from tests.runtime.test_loader import Rank
+from tests.runtime.test_one_call import check as check_one_call
 from tests.runtime.tiny_models import Driver, Sequence, random_ids, reference_logits, relative_error
 
 torch.set_num_threads(1)
@@ -103,6 +104,13 @@ def test_ranks_share_experts_at_whole_blocks(
     assert len(experts) == count
     inputs = width if count == 3 else width // 2
     assert {expert.down_proj.shape.in_features for expert in experts.values()} == {inputs}
+
+
+@pytest.mark.parametrize("width", [WHOLE, HALVES])
+def test_one_call_has_the_bits_of_the_modules(checkpoint: Checkpoints, width: int) -> None:
+    driver = Driver(checkpoint(width).folder, dtype=torch.bfloat16)
+    assert driver.model.model._cpu_decoder.applies_to(driver.pool)
+    check_one_call(driver)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

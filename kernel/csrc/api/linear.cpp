@@ -2,6 +2,7 @@
 #include "api/linear.h"
 
 #include "common/check.h"
+#include "common/gating.h"
 
 using namespace radix;
 
@@ -142,13 +143,23 @@ void check_unpacked(const char* op, const rk_packed_desc& desc, const Arg& packe
   if (u.written) weight.writable();
 }
 
-void check_epilogue(const char* op, const rk_linear_args& a, const rk_packed_desc& desc, const Arg& x, const Arg& out) {
+void check_gate(const char* op, const rk_linear_args& a, const rk_packed_desc& desc) {
   if (a.gate < RK_GATE_NONE || a.gate > RK_GATE_INTERLEAVED)
     fail(RK_INVALID, "%s: gate is %d, expected a value of RK_GATE_*", op, a.gate);
-  if (a.gate != RK_GATE_NONE && desc.n % 2 != 0)
+  check_gating(op, a.gating);
+  if (a.gate == RK_GATE_NONE) {
+    if (a.gating.activation != RK_ACTIVATION_SILU)
+      fail(RK_INVALID, "%s: activation is %d, but there is no gate", op, a.gating.activation);
+    return;
+  }
+  if (desc.n % 2 != 0)
     fail(RK_INVALID, "%s: weight has %lld outputs, expected gate and up rows of one number", op, (long long)desc.n);
   if (a.gate == RK_GATE_HALVES && desc.n % 32 != 0)
     fail(RK_UNSUPPORTED, "%s: gate halves have %lld rows, supported are multiples of 16", op, (long long)desc.n / 2);
+}
+
+void check_epilogue(const char* op, const rk_linear_args& a, const rk_packed_desc& desc, const Arg& x, const Arg& out) {
+  check_gate(op, a, desc);
   const int64_t columns = desc.n / (a.gate == RK_GATE_NONE ? 1 : 2);
   bool same = out.size(-1) == columns;
   for (int i = 0; i + 1 < x->ndim; i++) same = same && out.size(i) == x.size(i);

@@ -31,6 +31,20 @@ void check_bias(const Arg& gating, const Arg& bias) {
   bias.same_device(gating).dtype({DType::f32}).shape({gating.size(1)}, "experts").contiguous();
 }
 
+// kept of the equal groups of experts stay, which have experts for all columns of weights but the shared ones.
+void check_groups(const char* op, const Arg& gating, const Arg& weights, int64_t groups, int64_t kept,
+                  int64_t shared = 0) {
+  const int64_t experts = gating.size(1);
+  if (groups < 1 || groups > kMaxGroups || experts % groups != 0)
+    gating.reject(RK_INVALID, "has %ld experts in num_expert_group = %ld groups, expected 1 to %ld equal groups",
+                  experts, groups, kMaxGroups);
+  if (kept < 1 || kept > groups)
+    fail(RK_INVALID, "%s: topk_group is %ld, expected 1 to %ld (num_expert_group)", op, kept, groups);
+  if (weights.size(1) - shared > experts / groups * kept)
+    weights.reject(RK_INVALID, "has %ld columns (topk), but the %ld groups that stay have %ld experts", weights.size(1),
+                   kept, experts / groups * kept);
+}
+
 }  // namespace
 
 rk_status rk_topk_softmax(const rk_topk_softmax_args* args, rk_stream stream) {
@@ -38,7 +52,13 @@ rk_status rk_topk_softmax(const rk_topk_softmax_args* args, rk_stream stream) {
     const char* op = "topk_softmax";
     const auto a = read_args(op, args);
     const Arg gating(op, "gating_output", a.gating_output), weights(op, "topk_weights", a.topk_weights);
-    if (check_routing(gating, weights, Arg(op, "topk_ids", a.topk_ids))) backend::topk_softmax(a, stream);
+    const bool any = check_routing(gating, weights, Arg(op, "topk_ids", a.topk_ids));
+    if (a.num_expert_group > 1) {
+      if (gating->device.type != RK_DEVICE_CPU)
+        fail(RK_UNSUPPORTED, "%s: num_expert_group is %d, groups are for the CPU", op, a.num_expert_group);
+      check_groups(op, gating, weights, a.num_expert_group, a.topk_group);
+    }
+    if (any) backend::topk_softmax(a, stream);
   });
 }
 
@@ -60,19 +80,11 @@ rk_status rk_moe_fused_gate(const rk_moe_fused_gate_args* args, rk_stream stream
     const Arg input(op, "input", a.input), weights(op, "topk_weights", a.topk_weights);
     const bool any = check_routing(input, weights, Arg(op, "topk_ids", a.topk_ids), a.num_fused_shared_experts);
     check_bias(input, Arg(op, "bias", a.bias));
-    const int64_t experts = input.size(1), groups = a.num_expert_group, kept = a.topk_group;
-    if (groups < 1 || groups > kMaxGroups || experts % groups != 0)
-      input.reject(RK_INVALID, "has %ld experts in num_expert_group = %ld groups, expected 1 to %ld equal groups",
-                   experts, groups, kMaxGroups);
-    if (kept < 1 || kept > groups)
-      fail(RK_INVALID, "%s: topk_group is %ld, expected 1 to %ld (num_expert_group)", op, kept, groups);
     const int64_t shared = a.num_fused_shared_experts;
     if (shared < 0 || shared >= weights.size(1))
       fail(RK_INVALID, "%s: num_fused_shared_experts is %ld, expected 0 to %ld (topk - 1)", op, shared,
            weights.size(1) - 1);
-    if (weights.size(1) - shared > experts / groups * kept)
-      weights.reject(RK_INVALID, "has %ld columns (topk), but the %ld groups that stay have %ld experts",
-                     weights.size(1), kept, experts / groups * kept);
+    check_groups(op, input, weights, a.num_expert_group, a.topk_group, shared);
     if (any) backend::moe_fused_gate(a, stream);
   });
 }

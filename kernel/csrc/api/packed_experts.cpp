@@ -1,6 +1,7 @@
 // Packed experts: checks, and the layout of the workspace.
 #include "api/packed_experts.h"
 
+#include "common/gating.h"
 #include "common/tensor.h"
 
 using namespace radix;
@@ -47,6 +48,13 @@ PackedExpertsPlan plan_of(const char* op, const rk_fused_experts_packed_args& a)
   return p;
 }
 
+void check_bias(const char* op, const char* name, const rk_tensor* tensor, const Arg& x, int64_t experts,
+                int64_t outputs) {
+  if (!tensor) return;
+  const Arg bias(op, name, tensor);
+  bias.same_device(x).dtype({dtype_of(*x), DType::f32}).shape({experts, outputs}, "experts, outputs").contiguous();
+}
+
 }  // namespace
 
 int64_t radix::packed_experts_bytes(int64_t tokens, int64_t topk, int64_t hidden, int64_t inner, int64_t item) {
@@ -68,6 +76,9 @@ rk_status rk_fused_experts_packed(const rk_fused_experts_packed_args* args, rk_s
       const Arg map(op, "expert_map", a.expert_map);
       map.same_device(x).dtype({DType::i32}).ndim(1).contiguous();
     }
+    check_gating(op, a.gating);
+    check_bias(op, "bias1", a.bias1, x, a.num_experts, 2 * plan.inner);
+    check_bias(op, "bias2", a.bias2, x, a.num_experts, plan.hidden);
     workspace.same_device(x).dtype({DType::u8}).ndim(1).contiguous().writable();
     if (workspace.size(0) < plan.bytes + kAlign)
       workspace.reject(RK_INVALID, "has %lld bytes, expected at least %lld", (long long)workspace.size(0),

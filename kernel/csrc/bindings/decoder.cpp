@@ -101,13 +101,17 @@ class Decoder {
     add(RK_OP_ROUTE, routes_, op);
   }
 
-  // places: of x, weights, ids, out; experts: a PackedExperts, which is kept.
-  void add_experts(const py::tuple& places, const py::object& experts) {
+  // places: of x, weights, ids, out; experts: a PackedExperts, which is kept; biases: two, or None; gating: number,
+  // alpha, limit.
+  void add_experts(const py::tuple& places, const py::object& experts, const py::tuple& biases,
+                   const py::tuple& gating) {
+    Call call("decoder");
     const auto& list = experts.cast<const PackedExperts&>().experts();
     kept_.push_back(experts);
     add(RK_OP_EXPERTS, experts_,
         {columns(places[0]), columns(places[1]), columns(places[2]), columns(places[3]), list.data(),
-         static_cast<int32_t>(list.size())});
+         static_cast<int32_t>(list.size()), keep_.tensor(call, "bias1", biases[0]),
+         keep_.tensor(call, "bias2", biases[1]), gating_of(gating)});
   }
 
   // places: of q, latent, rope; tensors: the cache, cos_sin_cache.

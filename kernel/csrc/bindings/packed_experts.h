@@ -8,6 +8,11 @@
 
 namespace radix::bind {
 
+// (number, alpha, limit)
+inline rk_gating gating_of(const py::tuple& parts) {
+  return {parts[0].cast<int32_t>(), parts[1].cast<float>(), parts[2].cast<float>()};
+}
+
 // The Python object `_bind.PackedExperts`: the weights of all experts. radix_kernels.PackedExperts is its public face.
 class PackedExperts {
  public:
@@ -34,13 +39,17 @@ class PackedExperts {
     return bytes;
   }
 
-  void run(py::handle hidden_states, py::handle topk_weights, py::handle topk_ids, py::handle expert_map,
-           py::handle out, py::handle workspace) const {
+  // gating: number, alpha, limit.
+  void run(py::handle hidden_states, py::handle topk_weights, py::handle topk_ids, py::handle bias1, py::handle bias2,
+           const py::tuple& gating, py::handle expert_map, py::handle out, py::handle workspace) const {
     Call call("fused_experts_packed");
     rk_fused_experts_packed_args args = args_;
     args.hidden_states = call.in("hidden_states", hidden_states);
     args.topk_weights = call.in("topk_weights", topk_weights);
     args.topk_ids = call.in("topk_ids", topk_ids);
+    args.bias1 = call.optional_in("bias1", bias1);
+    args.bias2 = call.optional_in("bias2", bias2);
+    args.gating = gating_of(gating);
     args.expert_map = call.optional_in("expert_map", expert_map);
     args.out = call.out("out", out);
     args.workspace = call.out("workspace", workspace);

@@ -2,6 +2,7 @@
 #ifndef RADIX_KERNELS_DECODER_H
 #define RADIX_KERNELS_DECODER_H
 
+#include "radix_kernels/activation.h"
 #include "radix_kernels/linear.h"
 #include "radix_kernels/packed_experts.h"
 #include "radix_kernels/types.h"
@@ -87,8 +88,7 @@ typedef struct rk_attention_op {
   int32_t window_left;
 } rk_attention_op;
 
-/* rk_silu_and_mul, rk_gelu_and_mul, rk_gelu_tanh_and_mul. */
-enum { RK_ACTIVATION_SILU = 0, RK_ACTIVATION_GELU = 1, RK_ACTIVATION_GELU_TANH = 2 };
+/* rk_silu_and_mul, rk_gelu_and_mul, rk_gelu_tanh_and_mul. activation: RK_ACTIVATION_* of these. */
 typedef struct rk_gated_activation_op {
   rk_columns x;
   rk_columns out;
@@ -110,7 +110,8 @@ typedef struct rk_scale_op {
   const rk_tensor* factors;
 } rk_scale_op;
 
-/* rk_topk_softmax (its weights times scaling), rk_topk_sigmoid (with correction_bias or without), rk_moe_fused_gate. */
+/* rk_topk_softmax (with groups; its weights times scaling), rk_topk_sigmoid (with correction_bias or without),
+ * rk_moe_fused_gate. */
 enum { RK_ROUTE_SOFTMAX = 0, RK_ROUTE_SIGMOID = 1, RK_ROUTE_GROUPED = 2 };
 typedef struct rk_route_op {
   rk_columns logits;
@@ -132,6 +133,9 @@ typedef struct rk_experts_op {
   rk_columns out;
   const rk_packed_expert* experts;
   int32_t num_experts;
+  const rk_tensor* bias1;
+  const rk_tensor* bias2;
+  rk_gating gating;
 } rk_experts_op;
 
 /* Latent attention. q: heads of equal size, the last R elements of each its rotary part; kv_cache [pages, page_size,

@@ -2,6 +2,7 @@
 #ifndef RADIX_KERNELS_LINEAR_H
 #define RADIX_KERNELS_LINEAR_H
 
+#include "radix_kernels/activation.h"
 #include "radix_kernels/gemm.h" /* RK_GATE_* */
 #include "radix_kernels/types.h"
 
@@ -98,8 +99,8 @@ RK_API rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream s
 /* out = gate(x [..., k] * weight^T + bias) + residual, sums in float32 in ascending k (integer sums are exact), rounded
  * once to out's dtype. x has desc->dtype; bias [n] (optional) the same or fp32; out [..., n] the same or fp32; residual
  * (optional) out's shape and x's dtype. gate is RK_GATE_*: with one, out and residual are [..., n / 2]; RK_GATE_HALVES
- * needs n / 2 in multiples of 16 (RK_UNSUPPORTED otherwise). out may be residual. A row's bits depend on neither the
- * other rows nor the number of threads. */
+ * needs n / 2 in multiples of 16 (RK_UNSUPPORTED otherwise). gating: the activation of a gate, zeros (SiLU) without
+ * one. out may be residual. A row's bits depend on neither the other rows nor the number of threads. */
 typedef struct rk_linear_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;
@@ -109,6 +110,7 @@ typedef struct rk_linear_args {
   const rk_tensor* out;
   const rk_tensor* residual;
   int32_t gate;
+  rk_gating gating;
 } rk_linear_args;
 RK_API rk_status rk_linear(const rk_linear_args* args, rk_stream stream);
 

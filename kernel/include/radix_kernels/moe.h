@@ -9,13 +9,18 @@
  * the lowest id first. A row with a NaN has NaN weights; its ids are distinct and in range, NaN last. Computed in
  * float32. */
 
-/* Weights: the softmax over all experts at the chosen ones; with renormalize the softmax over the chosen ones. */
+/* Weights: the softmax over all experts at the chosen ones; with renormalize the softmax over the chosen ones.
+ * num_expert_group above 1 (at most 32): the experts are that many equal ranges of ids, a group's score is its largest
+ * logit, the topk_group best groups stay (equal scores: the first), and the chosen ones are in them. Groups are for the
+ * CPU (RK_UNSUPPORTED elsewhere). */
 typedef struct rk_topk_softmax_args {
   uint32_t struct_size;
   int32_t renormalize;
   const rk_tensor* gating_output;
   const rk_tensor* topk_weights;
   const rk_tensor* topk_ids;
+  int32_t num_expert_group; /* 0 as 1 */
+  int32_t topk_group;
 } rk_topk_softmax_args;
 RK_API rk_status rk_topk_softmax(const rk_topk_softmax_args* args, rk_stream stream);
 

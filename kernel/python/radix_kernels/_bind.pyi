@@ -153,7 +153,13 @@ class Decoder:
         groups: tuple[int, int],
         scaling: float,
     ) -> None: ...
-    def add_experts(self, places: tuple[Any, ...], experts: Any) -> None: ...
+    def add_experts(
+        self,
+        places: tuple[Any, ...],
+        experts: Any,
+        biases: tuple[Any, Any],
+        gating: tuple[int, float, float],
+    ) -> None: ...
     def workspace_size(self, hidden: Any, page_table: Any, max_seqlen_q: int) -> int: ...
     def run(
         self,
@@ -176,6 +182,9 @@ class PackedExperts:
         hidden_states: Any,
         topk_weights: Any,
         topk_ids: Any,
+        bias1: Any,
+        bias2: Any,
+        gating: tuple[int, float, float],
         expert_map: Any,
         out: Any,
         workspace: Any,
@@ -269,7 +278,12 @@ def rmsnorm_quant_int8(
     input: Any, residual: Any, weight: Any, eps: float, out: Any, scales: Any
 ) -> None: ...
 def topk_softmax(
-    gating_output: Any, renormalize: bool, topk_weights: Any, topk_ids: Any
+    gating_output: Any,
+    renormalize: bool,
+    num_expert_group: int,
+    topk_group: int,
+    topk_weights: Any,
+    topk_ids: Any,
 ) -> None: ...
 def topk_sigmoid(
     gating_output: Any, renormalize: bool, correction_bias: Any, topk_weights: Any, topk_ids: Any

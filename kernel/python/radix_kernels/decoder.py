@@ -12,6 +12,7 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
+from .gating import Activation, read_gating
 from .packed_experts import PackedExperts
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 
@@ -180,8 +181,8 @@ class ScaleOp:
 @dataclass(frozen=True, kw_only=True)
 class RouteOp:
     """weights, ids = `topk_softmax`, `topk_sigmoid` or `moe_fused_gate` (router "softmax",
-    "sigmoid" or "grouped") of logits; bias is the correction of the choice, for the last two. The
-    weights of "softmax" and "grouped" are multiplied by scaling."""
+    "sigmoid" or "grouped") of logits. bias: the correction of the choice, for the last two. groups,
+    top_groups: of "softmax" and "grouped", whose weights are multiplied by scaling."""
 
     logits: Columns
     weights: Columns
@@ -207,20 +208,25 @@ class RouteOp:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsOp:
-    """out = `fused_experts_packed(x, experts, weights, ids)`."""
+    """out = `fused_experts_packed(x, experts, weights, ids, bias1=bias1, bias2=bias2,
+    activation=activation)`."""
 
     x: Columns
     weights: Columns
     ids: Columns
     out: Columns
     experts: PackedExperts
+    bias1: Array | None = None
+    bias2: Array | None = None
+    activation: Activation = "silu"
 
     def add_to(self, native: Any) -> None:
         """Appends the record."""
         if self.experts.native is None:
             raise NotImplementedError("Decoder needs experts that the CPU library has packed")
         places = (self.x.place, self.weights.place, self.ids.place, self.out.place)
-        native.add_experts(places, self.experts.native)
+        gating = tuple(read_gating("Decoder", self.activation))
+        native.add_experts(places, self.experts.native, (self.bias1, self.bias2), gating)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,25 +35,42 @@ Routed = tuple[Array, Array]
 
 
 def topk_softmax(
-    gating_output: Array, topk: int, *, renormalize: bool = False, out: Routed | None = None
+    gating_output: Array,
+    topk: int,
+    *,
+    renormalize: bool = False,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
+    out: Routed | None = None,
 ) -> Routed:
     """The topk largest logits of each token and their softmax.
 
     Weights are the softmax over all E experts at the chosen ones; with renormalize, over the chosen
-    ones alone (they then add up to 1). See the module for logits, result and NaN. Tolerance to the
-    float64 reference: norm 1e-6. Errors: TypeError (dtype), ValueError (shape, stride, topk),
+    ones alone (they then add up to 1). With num_expert_group above 1 (at most 32) the experts are
+    that many equal ranges of ids, a group's score is its largest logit, and only experts of the
+    topk_group best groups (equal scores: the first) are chosen; GPUs have no kernel for that. See
+    the module for logits, result and NaN. Tolerance to the float64 reference: norm 1e-6. Errors:
+    TypeError (dtype), ValueError (shape, stride, topk, groups),
     NotImplementedError (E above 1024).
     """
     op = "topk_softmax"
     weights, ids = _routed(op, gating_output, topk, out)
-    run = _dispatch.native(op, gating_output)
-    if run is not None:
-        run(gating_output, renormalize, weights, ids)
+
+    def call(run: _dispatch.Native, _bound: bool) -> None:
+        run(gating_output, renormalize, num_expert_group, topk_group, weights, ids)
+
+    if _dispatch.attempt(op, gating_output, call):
         return weights, ids
     x, w, i = torch_views(gating_output, weights, ids)
     check_routing(op, "gating_output", x, w, i)
+    check_groups(op, "gating_output", x.shape[1], num_expert_group, topk_group, topk)
     found = reference.topk_softmax(
-        x, w.shape[1], renormalize=renormalize, compute_dtype=reference.float32()
+        x,
+        w.shape[1],
+        renormalize=renormalize,
+        num_expert_group=num_expert_group,
+        topk_group=topk_group,
+        compute_dtype=reference.float32(),
     )
     _copy(w, i, found)
     return weights, ids
@@ -124,7 +141,14 @@ def moe_fused_gate(
     x, b, w, i = torch_views(input, bias, weights, ids)
     check_routing(op, "input", x, w, i, num_fused_shared_experts)
     check_bias(op, "bias", b, x)
-    check_groups(op, x.shape[1], num_expert_group, topk_group, w.shape[1], num_fused_shared_experts)
+    _checks.require(
+        op,
+        0 <= num_fused_shared_experts < topk,
+        f"num_fused_shared_experts is {num_fused_shared_experts}, "
+        f"expected 0 to {topk - 1} (topk - 1)",
+    )
+    chosen = topk - num_fused_shared_experts
+    check_groups(op, "input", x.shape[1], num_expert_group, topk_group, chosen)
     found = reference.moe_fused_gate(
         x,
         b,

@@ -14,7 +14,7 @@ from ._checks.linear import check_packed
 from ._checks.moe import check_biases, check_packed_experts
 from ._lazy import reference
 from .codes_layout import CODES_LAYOUT, CodeParts, CodeProduct, split
-from .gating import SILU, Activation, read_gating
+from .gating import Activation, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
 from .moe import moe_align_block_size
@@ -176,13 +176,14 @@ def fused_experts_packed(
         first, second = experts.products(b1, b2)
         by_triton(x, first, second, weights, ids, mapped, result, gating, moe_align_block_size)
         return result if out is None else out
-    is_plain = b1 is None and b2 is None and gating.number == SILU
-    if experts.native is not None and is_plain:
+    if experts.native is not None:
         result = _arrays.empty_like(hidden_states) if out is None else out
         ids = ids.contiguous()
         size = experts.native.workspace_size(x, ids)
         workspace = _arrays.empty(hidden_states, (size,), "uint8")
-        experts.native.run(x, weights.contiguous(), ids, mapped, result, workspace)
+        experts.native.run(
+            x, weights.contiguous(), ids, b1, b2, tuple(gating), mapped, result, workspace
+        )
         return result
     result = reference.fused_experts_packed(
         x,

@@ -67,7 +67,8 @@ class Layer(nn.Module):
 
     # Ops of the wheel that this layer needs and most models do not.
     special_ops: tuple[str, ...] = ()
-    # What this layer does in many small steps for want of a kernel; None where it does not.
+    # What this layer does in many small steps for want of a kernel; None where it does not. Known
+    # once it is complete.
     slow: str | None = None
 
     def parts(self, name: str) -> tuple[Part, ...]:

@@ -227,7 +227,17 @@ class _Program:
         weights, ids = self._route(x, moe.gate)
         out = self._buffer("out", self._size)
         packed = _experts(moe.experts)
-        record = ops.ExpertsOp(x=x, weights=weights, ids=ids, out=out, experts=packed)
+        terms = moe.experts.terms()
+        record = ops.ExpertsOp(
+            x=x,
+            weights=weights,
+            ids=ids,
+            out=out,
+            experts=packed,
+            bias1=terms.bias1,
+            bias2=terms.bias2,
+            activation=terms.activation,
+        )
         self._ops.append(record)
         if moe.shared_expert is not None:
             shared = self._buffer("shared", self._size)
@@ -286,8 +296,14 @@ def _router(gate: Any) -> dict[str, Any]:
     router = gate.router
     if type(gate) is SoftmaxGate:
         return {"router": "softmax", "renormalize": router.renormalize}
-    if type(gate) is GroupedSoftmaxGate and router.num_groups == 1:
-        return {"router": "softmax", "renormalize": False, "scaling": router.scaling}
+    if type(gate) is GroupedSoftmaxGate:
+        return {
+            "router": "softmax",
+            "renormalize": False,
+            "groups": router.num_groups,
+            "top_groups": router.top_groups,
+            "scaling": router.scaling,
+        }
     if type(gate) is SigmoidGate:
         return {"router": "sigmoid", "bias": gate.e_score_correction_bias}
     if type(gate) is GroupedGate:

@@ -67,8 +67,8 @@ class Experts(nn.ModuleDict):
     each is packed as soon as it is complete, on a GPU each is moved to its place in [E, out, in]
     or, packed, in [E, bytes].
 
-    `needs_loop`: no kernel multiplies these experts together, and each is a few calls of its own.
-    Raises ConfigError where the device cannot do that."""
+    `needs_loop`, after loading: no kernel multiplies weights of this format together, and each
+    expert is a few calls of its own. Raises ConfigError where the device has no kernel."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         self.local = local_experts(ctx, spec)
@@ -89,6 +89,7 @@ class Experts(nn.ModuleDict):
         self._terms: ExpertTerms | None = None  # made when they are loaded
         self._activation = activation_of_experts(spec.activation)
         self._packed: ops.PackedExperts | None = None
+        self._has_looked = False  # `packed`, for packed weights
         self._stacks: tuple[WeightStack, WeightStack] | None = None
         methods = {expert.gate_up_proj.method for expert in self._experts}
         down_methods = {expert.down_proj.method for expert in self._experts}
@@ -100,7 +101,10 @@ class Experts(nn.ModuleDict):
             self._stack(ctx.device, methods)
         if spec.bias:
             self._biases = self._stack_biases()
-        self.needs_loop = self._has_terms and self._stacks is None
+
+    @property
+    def needs_loop(self) -> bool:
+        return self._stacks is None and bool(self._experts) and self.packed() is None
 
     @property
     def is_stacked(self) -> bool:
@@ -179,12 +183,11 @@ class Experts(nn.ModuleDict):
 
     def packed(self) -> ops.PackedExperts | None:
         """The experts as the wheel takes them together; None where it does not. After loading."""
-        if self._packed is None and not self.needs_loop:
+        if not self._has_looked:
+            self._has_looked = True
             w1 = _packed_weights([expert.gate_up_proj for expert in self._experts])
             w2 = _packed_weights([expert.down_proj for expert in self._experts])
-            if w1 is None or w2 is None:
-                self.needs_loop = True
-            else:
+            if w1 is not None and w2 is not None:
                 self._packed = ops.PackedExperts(w1=w1, w2=w2)
         return self._packed
 
@@ -236,13 +239,16 @@ class SparseMoe(Layer, Fusible):
                     out_features=1,
                     kind=LayerKind.ROUTER,
                 )
-        if self.experts.needs_loop:
-            self.slow = "experts with biases or an activation other than silu, one after the other"
         experts_op = self.experts.op
         is_gated = self.shared_expert_gate is not None
         self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)
         self._spec = spec
         self._communicator = ctx.communicator
+
+    def complete(self) -> None:
+        """Layer.complete."""
+        if self.experts.needs_loop:
+            self.slow = "experts of this format, one after the other"
 
     def elsewhere(self) -> Iterator[str]:
         """Layer.elsewhere: the experts of other ranks."""

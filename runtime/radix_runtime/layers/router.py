@@ -92,14 +92,20 @@ class GroupedSoftmaxGate(_WideGate):
         """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
         router = self.router
         logits = self(x)
-        if router.num_groups == 1:
-            weights, ids = ops.topk_softmax(logits, router.top_k, renormalize=False)
+        if router.num_groups == 1 or logits.device.type == "cpu":
+            weights, ids = ops.topk_softmax(
+                logits,
+                router.top_k,
+                renormalize=False,
+                num_expert_group=router.num_groups,
+                topk_group=router.top_groups,
+            )
         else:
             weights, ids = self._within_groups(logits.softmax(-1))
         return weights.mul_(router.scaling), ids
 
     def _within_groups(self, scores: torch.Tensor) -> Routed:
-        """Few small steps; of all published models one needs them."""
+        """Few small steps, where the wheel has no kernel."""
         router = self.router
         grouped = scores.unflatten(-1, (router.num_groups, -1))
         best = grouped.amax(-1).topk(router.top_groups, dim=-1).indices

@@ -63,7 +63,6 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     model = model_class(config.architecture)(ctx, config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     if not quiet:
-        _warn_of_slow(layers)
         _tell_of_widening(layers, ctx.dtype)
     special_ops = {op for layer in layers for op in layer.special_ops}
     ops.use_native(special_ops, str(ctx.dtype).removeprefix("torch."), quiet=quiet)
@@ -85,6 +84,8 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     _tell_end(model, start, quiet=quiet, device=ctx.device)
     for layer in layers:
         layer.complete()
+    if not quiet:
+        _warn_of_slow(layers)
     return model
 
 

@@ -13,6 +13,9 @@ void run(const Step& step, const rk_experts_op& op) {
   args.topk_ids = ids;
   args.out = out;
   args.workspace = space;
+  args.bias1 = op.bias1;
+  args.bias2 = op.bias2;
+  args.gating = op.gating;
   call(rk_fused_experts_packed, args);
 }
 

@@ -20,7 +20,8 @@ void run(const Step& step, const rk_route_op& op) {
   const View logits = step.view(op.logits), weights = step.view(op.weights), ids = step.view(op.ids);
   switch (op.router) {
     case RK_ROUTE_SOFTMAX:
-      call(rk_topk_softmax, rk_topk_softmax_args{sizeof(rk_topk_softmax_args), op.renormalize, logits, weights, ids});
+      call(rk_topk_softmax, rk_topk_softmax_args{sizeof(rk_topk_softmax_args), op.renormalize, logits, weights, ids,
+                                                 op.groups, op.top_groups});
       if (op.scaling != 1.f) scale(*static_cast<const rk_tensor*>(weights), op.scaling);
       return;
     case RK_ROUTE_SIGMOID:

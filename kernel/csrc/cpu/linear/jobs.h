@@ -61,10 +61,13 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   // Bytes of scratch, a multiple of 64.
-  int64_t scratch_bytes() const { return staged_bytes_ + (args_.bias ? lanes() * int64_t{sizeof(float)} : 0); }
+  int64_t scratch_bytes() const { return staged_bytes_ + (widens_bias() ? lanes() * int64_t{sizeof(float)} : 0); }
   // Before the rest: where its scratch lies.
   void place(char* scratch) {
-    if (args_.bias) widen_bias(reinterpret_cast<float*>(scratch + staged_bytes_));
+    if (widens_bias())
+      widen_bias(reinterpret_cast<float*>(scratch + staged_bytes_));
+    else if (args_.bias)
+      p_.bias = data_ptr<float>(*args_.bias);
     place_x(scratch);
   }
   // Units [begin, end) of x, of units().
@@ -106,6 +109,9 @@ class Job {
  private:
   int64_t groups() const { return (p_.blocks + group_ - 1) / group_; }
   int64_t lanes() const { return linear_layout::num_blocks(p_.n) * kBlockN; }
+
+  // A bias in float32 that fills its blocks is read where it lies.
+  bool widens_bias() const { return args_.bias && (dtype_of(*args_.bias) != DType::f32 || p_.n != lanes()); }
 
   void widen_bias(float* bias) {
     std::memset(bias, 0, lanes() * sizeof(float));

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "common/tensor.h"
+#include "cpu/activation/functions.h"
 #include "cpu/linear/kernels.h"
 #include "cpu/linear/layout.h"
-#include "cpu/simd_math.h"
 #include "radix_kernels/linear.h"
 
 namespace radix::cpu::RK_ISA {
@@ -27,6 +27,7 @@ struct Problem {
   DType type;  // of x, residual and, unless out_f32, out
   bool has_residual, out_f32;
   int gate;  // RK_GATE_*
+  rk_gating gating;
   const uint8_t* packed;
   const float* bias;  // [blocks of n][16], or NULL
   RowMaxima* maxima;  // instead of `out`, or NULL
@@ -45,6 +46,7 @@ inline Problem make_problem(const rk_linear_args& a, RowMaxima* maxima, int64_t 
   }
   if (a.residual) p.residual = Rows(*a.residual);
   p.gate = a.gate;
+  p.gating = a.gating;
   p.packed = data_ptr<uint8_t>(*a.packed);
   p.m = p.x.count;
   p.n = a.desc->n;
@@ -54,8 +56,13 @@ inline Problem make_problem(const rk_linear_args& a, RowMaxima* maxima, int64_t 
   return p;
 }
 
-inline Vec silu_times(Vec gate, Vec up) {
-  return gate / (set1(1.f) + exp(zero() - gate)) * up;
+// Of activations other than SiLU; one copy of their code.
+[[gnu::noinline]] inline Vec rarely_gated(const rk_gating& gating, Vec gate, Vec up) {
+  return with_activation(gating, [&](const auto& act) { return act(gate, up); });
+}
+
+inline Vec gated(const rk_gating& gating, Vec gate, Vec up) {
+  return gating.activation == RK_ACTIVATION_SILU ? Silu(gating)(gate, up) : rarely_gated(gating, gate, up);
 }
 
 // Where the outputs of row m from column n on go.
@@ -87,13 +94,13 @@ struct OutputRow {
 // Sums with bias and gate, 16 / Vec::width of which make a block. Gated: `up` has those of the up rows, whose bias is
 // `up_bias` further.
 template <bool Gated>
-inline Vec finished(const float* sums, const float* up, const float* bias, int64_t up_bias) {
+inline Vec finished(const rk_gating& gating, const float* sums, const float* up, const float* bias, int64_t up_bias) {
   Vec v = load(sums);
   if (bias) v = v + load(bias);
   if constexpr (Gated) {
     Vec u = load(up);
     if (bias) u = u + load(bias + up_bias);
-    v = silu_times(v, u);
+    v = gated(gating, v, u);
   }
   return v;
 }
@@ -104,7 +111,7 @@ void finish_row(const Problem& p, const float* sums, const float* up, int64_t m,
   const float* bias = p.bias ? p.bias + block * kBlockN : nullptr;
   const OutputRow<T> row(p, m, block * kBlockN, Gated ? p.n / 2 : p.n);
   for (int64_t i = 0; i < count * kBlockN; i += Vec::width)
-    row.put(i, finished<Gated>(sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN));
+    row.put(i, finished<Gated>(p.gating, sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN));
 }
 
 // The same for a block whose gate and up rows alternate: 8 outputs.
@@ -119,7 +126,7 @@ void finish_pairs(const Problem& p, const float* sums, int64_t m, int64_t block)
   }
   OutputRow<T> row(p, m, block * kHalf, p.n / 2);
   row.left = lesser(row.left, kHalf);
-  for (int i = 0; i < kHalf; i += Vec::width) row.put(i, silu_times(load(gate + i), load(up + i)));
+  for (int i = 0; i < kHalf; i += Vec::width) row.put(i, gated(p.gating, load(gate + i), load(up + i)));
 }
 
 // sums: [rows][stride] with the 16 sums of block + b at 16 b.
@@ -190,7 +197,7 @@ void stream_row(const Problem& p, const float* sums, const float* up, int64_t m,
   const float* bias = p.bias ? p.bias + block * kBlockN : nullptr;
   const T* residual = p.has_residual ? p.residual.at<T>(m) + block * kBlockN : nullptr;
   const auto half = [&](int64_t i) {
-    Vec v = finished<Gated>(sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN);
+    Vec v = finished<Gated>(p.gating, sums + i, up + i, bias ? bias + i : nullptr, p.blocks * kBlockN);
     if (residual) v = v + load(residual + i);
     return narrow(v.v, T{});
   };

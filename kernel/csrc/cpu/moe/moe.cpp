@@ -27,7 +27,8 @@ void route(const rk_tensor& logits, const rk_tensor& weights, const rk_tensor& i
 void topk_softmax(const rk_topk_softmax_args& args, rk_stream) {
   cpu::RouteTask task{};
   task.renormalize = args.renormalize != 0;
-  task.groups = 1;
+  task.groups = args.num_expert_group > 1 ? args.num_expert_group : 1;
+  task.kept = args.topk_group;
   route(*args.gating_output, *args.topk_weights, *args.topk_ids, task);
 }
 

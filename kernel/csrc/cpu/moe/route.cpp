@@ -40,7 +40,8 @@ inline int64_t largest_key(const uint32_t* key, int64_t n) {
   return at;
 }
 
-// Takes out the keys of all groups but the best ones: a group's score is the sum of its two largest numbers.
+// Takes out the keys of all groups but the best ones: a group's score is its largest number or, of sigmoids, the sum of
+// its two largest.
 void keep_groups(const RouteTask& task, const float* choice, uint32_t* key) {
   const int64_t size = task.experts / task.groups;
   uint32_t score[kMaxExperts];
@@ -48,7 +49,7 @@ void keep_groups(const RouteTask& task, const float* choice, uint32_t* key) {
     uint32_t* member = key + g * size;
     const int64_t top = largest_key(member, size);
     float sum = choice[g * size + top];
-    if (size > 1) {
+    if (task.sigmoid && size > 1) {
       const uint32_t saved = member[top];
       member[top] = kTaken;
       sum += choice[g * size + largest_key(member, size)];

@@ -7,11 +7,10 @@
 #include "api/linear.h"
 #include "api/packed_experts.h"
 #include "common/tensor.h"
+#include "cpu/activation/activation.h"
 #include "cpu/linear/kernels.h"
 #include "cpu/moe/moe.h"
 #include "cpu/thread_pool.h"
-#include "radix_kernels/activation.h"
-#include "radix_kernels/library.h"
 
 namespace radix {
 namespace {
@@ -38,6 +37,25 @@ class Matrix {
   int64_t shape_[2], strides_[2];
 };
 
+// Row `row` of a contiguous matrix.
+class Row {
+ public:
+  Row(const rk_tensor& matrix, int64_t row) : tensor_(matrix), count_(matrix.shape[1]) {
+    tensor_.data = data_ptr<char>(matrix) + row * count_ * element_size(matrix);
+    tensor_.byte_offset = 0;
+    tensor_.ndim = 1;
+    tensor_.shape = &count_;
+    tensor_.strides = &step_;
+  }
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
+  operator const rk_tensor*() const { return &tensor_; }
+
+ private:
+  rk_tensor tensor_;
+  int64_t count_, step_ = 1;
+};
+
 // Products of some rows each, which run together.
 class Products {
  public:
@@ -46,15 +64,16 @@ class Products {
     calls_.reserve(most);
   }
 
-  // Rows `x` [count, k] by a weight -> `out` [count, columns], both of the type of `like`.
-  void add(const rk_packed_desc* desc, const rk_tensor* packed, const rk_tensor& like, char* x, char* out,
-           int64_t count, int64_t columns, int32_t gate) {
-    rk_linear_args args{sizeof args, desc};
-    args.x = matrices_.emplace_back(like, x, count, desc->k);
-    args.packed = packed;
+  // Rows `x` [count, k] by a weight -> `out` [count, columns], both of the type of `like`. args: the weight, gate.
+  void add(rk_linear_args args, const rk_tensor& like, char* x, char* out, int64_t count, int64_t columns) {
+    args.x = matrices_.emplace_back(like, x, count, args.desc->k);
     args.out = matrices_.emplace_back(like, out, count, columns);
-    args.gate = gate;
     calls_.push_back(checked_linear(&args, &descs_.emplace_back()));
+  }
+
+  // An expert's row of biases, or NULL.
+  const rk_tensor* bias(const rk_tensor* biases, int64_t expert) {
+    return biases ? static_cast<const rk_tensor*>(rows_.emplace_back(*biases, expert)) : nullptr;
   }
 
   void run() const {
@@ -63,6 +82,7 @@ class Products {
 
  private:
   std::deque<Matrix> matrices_;
+  std::deque<Row> rows_;
   std::vector<rk_packed_desc> descs_;  // never moved: calls point to them
   std::vector<rk_linear_args> calls_;
 };
@@ -114,38 +134,44 @@ class Experts {
     });
   }
 
-  // Calls fn(expert, its first row, its rows) for each expert that has rows.
+  // Calls fn(number of an expert, its first row, its rows) for each expert that has rows.
   template <class Fn>
   void for_experts(const Fn& fn) const {
     for (int e = 0; e < a_.num_experts; e++)
-      if (begin_[e] < begin_[e + 1]) fn(a_.experts[e], begin_[e], begin_[e + 1] - begin_[e]);
+      if (begin_[e] < begin_[e + 1]) fn(e, begin_[e], begin_[e + 1] - begin_[e]);
   }
   char* gated(int64_t place) const { return memory_ + p_.gated + place * p_.inner * p_.item; }
 
-  // silu(gate) * up of all rows.
+  // The activation of gate and up of all rows.
   void gate_and_up() const {
     const rk_tensor& like = *a_.hidden_states;
     const int64_t columns = p_.fused ? p_.inner : 2 * p_.inner;
     char* const to = memory_ + (p_.fused ? p_.gated : p_.gate_up);
     Products products(a_.num_experts);
-    for_experts([&](const rk_packed_expert& expert, int64_t first, int64_t count) {
-      products.add(expert.w1_desc, expert.w1, like, row(first), to + first * columns * p_.item, count, columns,
-                   p_.fused ? RK_GATE_HALVES : RK_GATE_NONE);
+    for_experts([&](int e, int64_t first, int64_t count) {
+      rk_linear_args args{sizeof args, a_.experts[e].w1_desc};
+      args.packed = a_.experts[e].w1;
+      args.bias = products.bias(a_.bias1, e);
+      if (p_.fused) {
+        args.gate = RK_GATE_HALVES;
+        args.gating = a_.gating;
+      }
+      products.add(args, like, row(first), to + first * columns * p_.item, count, columns);
     });
     products.run();
-    if (p_.fused) return;
+    if (p_.fused || begin_.back() == 0) return;
     const Matrix both(like, to, begin_.back(), columns), out(like, gated(0), begin_.back(), p_.inner);
-    const rk_gated_activation_args args{sizeof args, both, out};
-    const rk_status status = rk_silu_and_mul(&args, 0);
-    if (status != RK_OK) fail(status, "%s", std::string(rk_last_error()).c_str());
+    cpu::run_gated({sizeof(rk_gated_activation_args), both, out}, a_.gating);
   }
 
   // All rows become the results of their experts.
   void down() const {
     Products products(a_.num_experts);
-    for_experts([&](const rk_packed_expert& expert, int64_t first, int64_t count) {
-      products.add(expert.w2_desc, expert.w2, *a_.hidden_states, gated(first), row(first), count, p_.hidden,
-                   RK_GATE_NONE);
+    for_experts([&](int e, int64_t first, int64_t count) {
+      rk_linear_args args{sizeof args, a_.experts[e].w2_desc};
+      args.packed = a_.experts[e].w2;
+      args.bias = products.bias(a_.bias2, e);
+      products.add(args, *a_.hidden_states, gated(first), row(first), count, p_.hidden);
     });
     products.run();
   }

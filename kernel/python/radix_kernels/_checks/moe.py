@@ -41,17 +41,13 @@ def check_bias(op: str, name: str, bias: Any, x: Any) -> None:
     _checks.shape(op, name, bias, x.shape[1:], "experts")
 
 
-def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, shared: int) -> None:
-    """The numbers of `moe_fused_gate`, for the reference."""
-    _checks.require(
-        op,
-        0 <= shared < topk,
-        f"num_fused_shared_experts is {shared}, expected 0 to {topk - 1} (topk - 1)",
-    )
+def check_groups(op: str, name: str, experts: int, groups: int, kept: int, chosen: int) -> None:
+    """That `chosen` experts can be found in `kept` of the groups, for the reference; name: the
+    logits."""
     _checks.require(
         op,
         1 <= groups <= MAX_GROUPS and experts % groups == 0,
-        f"input has {experts} experts in num_expert_group = {groups} groups, "
+        f"{name} has {experts} experts in num_expert_group = {groups} groups, "
         f"expected 1 to {MAX_GROUPS} equal groups",
     )
     _checks.require(
@@ -60,9 +56,8 @@ def check_groups(op: str, experts: int, groups: int, kept: int, topk: int, share
     left = experts // groups * kept
     _checks.require(
         op,
-        topk - shared <= left,
-        f"topk_weights has {topk} columns (topk), "
-        f"but the {kept} groups that stay have {left} experts",
+        chosen <= left,
+        f"topk is {chosen}, but the {kept} groups that stay have {left} experts",
     )
 
 

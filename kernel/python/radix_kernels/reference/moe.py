@@ -15,11 +15,18 @@ def topk_softmax(
     topk: int,
     *,
     renormalize: bool = False,
+    num_expert_group: int = 1,
+    topk_group: int = 1,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.topk_softmax`; the weights are of compute_dtype."""
     x = gating_output.to(compute_dtype)
-    ids = _best(x, topk)
+    left_out = None
+    if num_expert_group > 1:
+        groups = x.unflatten(1, (num_expert_group, -1))
+        scores = groups.gather(2, _best(groups, 1))[..., 0]
+        left_out = _left_out(scores, topk_group, groups.shape[2])
+    ids = _best(x, topk, left_out)
     if renormalize:
         return _routed(x, x.gather(1, ids).softmax(1), ids)
     return _routed(x, x.softmax(1).gather(1, ids), ids)
@@ -56,8 +63,7 @@ def moe_fused_gate(
     groups = choice.unflatten(1, (num_expert_group, -1))
     group_size = groups.shape[2]
     scores = groups.gather(2, _best(groups, min(2, group_size))).sum(2)
-    kept = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, _best(scores, topk_group), True)
-    left_out = ~kept.repeat_interleave(group_size, dim=1)
+    left_out = _left_out(scores, topk_group, group_size)
     best = _best(choice, topk - num_fused_shared_experts, left_out)
     weights, ids = _sigmoid_weights(x, best, True, routed_scaling_factor)
     shared = torch.arange(num_fused_shared_experts, dtype=ids.dtype, device=ids.device) + x.shape[1]
@@ -187,6 +193,12 @@ def _best(score: torch.Tensor, count: int, left_out: torch.Tensor | None = None)
     if left_out is not None:
         ids = _moved_last(ids, left_out)
     return ids[..., :count]
+
+
+def _left_out(scores: torch.Tensor, kept: int, size: int) -> torch.Tensor:
+    """By expert, whether it is in none of the groups of the best scores; groups of `size`."""
+    stays = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, _best(scores, kept), True)
+    return ~stays.repeat_interleave(size, dim=1)
 
 
 def _moved_last(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
