@@ -1,5 +1,4 @@
-"""Experts of 4-bit codes for the tests: random ones, what they stand for, and Hopper's layout
-written a second time."""
+"""Experts of codes for the tests: random ones, and what they stand for."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from tests.kernel.helpers import integers
 
 # Of e2m1, by code.
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).double()
-_TILE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,8 @@ class CodeKind:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeWeight:
-    """codes: uint8 [N, K], one in a byte; scales [N, G]; zeros uint8 [N, G] or None."""
+    """codes: uint8 or, of int8, int8 [N, K], one in a byte; scales [N, G]; zeros uint8 [N, G] or
+    None."""
 
     form: CodeKind
     codes: torch.Tensor
@@ -40,75 +39,45 @@ class CodeWeight:
         k = self.codes.shape[1]
 
         def wide(numbers: torch.Tensor) -> torch.Tensor:
-            return numbers.double().repeat_interleave(self.form.group, 1)[:, :k]
+            return numbers.double().repeat_interleave(self.form.group or k, 1)[:, :k]
 
         if self.form.kind == "mxfp4":
             return E2M1[self.codes.long()] * torch.exp2(wide(self.scales) - 127)
-        zeros = 8 if self.zeros is None else wide(self.zeros)
-        return (self.codes.double() - zeros) * wide(self.scales)
+        if self.zeros is not None:
+            return (self.codes.double() - wide(self.zeros)) * wide(self.scales)
+        return (self.codes.double() - (8 if self.form.kind == "int4" else 0)) * wide(self.scales)
 
-    def pack(self, dtype: torch.dtype) -> rk.PackedWeight:
-        """By the library."""
-        padded = torch.nn.functional.pad(self.codes, (0, self.codes.shape[1] % 2))
-        pairs = padded[:, ::2] | padded[:, 1::2] << 4
+    def pack(self, dtype: torch.dtype, device: str = "cpu") -> rk.PackedWeight:
+        """By the library for the device, or where `pack_weight` is made to run."""
+        stored = self.codes
+        if self.form.kind != "int8":
+            padded = torch.nn.functional.pad(stored, (0, stored.shape[1] % 2))
+            stored = padded[:, ::2] | padded[:, 1::2] << 4
         return rk.pack_weight(
-            pairs,
-            self.scales,
+            stored.to(device),
+            self.scales.to(device),
             self.form.kind,
-            zeros=self.zeros,
+            zeros=None if self.zeros is None else self.zeros.to(device),
             group=self.form.group,
             dtype=dtype,
         )
 
-    def in_fragments(self, dtype: torch.dtype) -> rk.PackedWeight:
-        """As docs/kernels/quantized.md says that Hopper's layout is, on the GPU."""
-        parts = [_fragments(self.codes, 0 if self.form.kind == "mxfp4" else 8)]
-        parts.append(_by_tile(self.scales))
-        if self.zeros is not None:
-            parts.append(_by_tile(self.zeros))
-        n, k = self.codes.shape
-        return rk.PackedWeight(
-            data=torch.cat(parts).cuda(),
-            layout="fragments64",
-            n=n,
-            k=k,
-            dtype=str(dtype).removeprefix("torch."),
-            kind=self.form.kind,
-            group=self.form.group,
-            scale_dtype=str(self.scales.dtype).removeprefix("torch."),
-            zeros=self.zeros is not None,
-        )
-
-
-def _fragments(codes: torch.Tensor, zero: int) -> torch.Tensor:
-    """Codes [N, K] as bytes of tiles: in a word the nibbles are, from the lowest, rows g and g + 8
-    of columns 2 t, of columns 2 t + 8, and the same of the columns behind those."""
-    n, k = codes.shape
-    full = torch.nn.functional.pad(codes, (0, -k % _TILE, 0, -n % _TILE), value=zero)
-    tiles = full.view(full.shape[0] // 64, 4, 2, 8, full.shape[1] // 64, 4, 2, 4, 2)
-    # row tile, strip, upper rows, g, k tile, step, upper columns, t, odd column
-    nibbles = tiles.permute(0, 4, 1, 3, 7, 5, 8, 6, 2).reshape(-1, 2)
-    return nibbles[:, 0] | nibbles[:, 1] << 4
-
-
-def _by_tile(numbers: torch.Tensor) -> torch.Tensor:
-    """[N, G] as bytes of [N / 64, G, 64]."""
-    full = torch.nn.functional.pad(numbers, (0, 0, 0, -numbers.shape[0] % _TILE))
-    tiles = full.view(-1, _TILE, numbers.shape[1]).transpose(1, 2).contiguous()
-    return tiles.view(-1).view(torch.uint8)
-
 
 def random_weight(n: int, k: int, form: CodeKind, rng: torch.Generator) -> CodeWeight:
     """Values around 1 / sqrt(K)."""
-    groups = -(-k // form.group)
-    codes = integers(0, 16, (n, k), rng).to(torch.uint8)
+    groups = -(-k // form.group) if form.group else 1
+    if form.kind == "int8":
+        codes = integers(-128, 128, (n, k), rng).to(torch.int8)
+    else:
+        codes = integers(0, 16, (n, k), rng).to(torch.uint8)
     zeros = integers(0, 17, (n, groups), rng).to(torch.uint8) if form.zeros else None
     if form.kind == "mxfp4":
         middle = 126 - round(torch.tensor(float(k)).log2().item() / 2)
         scales = (middle + integers(-3, 2, (n, groups), rng)).to(torch.uint8)
     else:
         spread = torch.rand(n, groups, generator=rng) + 0.2
-        scales = (spread / (6 * k**0.5)).to(form.scale_dtype)
+        size = 100 if form.kind == "int8" else 6
+        scales = (spread / (size * k**0.5)).to(form.scale_dtype)
     return CodeWeight(form=form, codes=codes, scales=scales, zeros=zeros)
 
 
@@ -120,16 +89,12 @@ class CodeExperts:
     w2: tuple[CodeWeight, ...]
     case: Experts
 
-    def pack(self, device: str) -> rk.PackedExperts:
-        """On the GPU in Hopper's layout."""
+    def pack(self, device: str = "cpu") -> rk.PackedExperts:
+        """As CodeWeight.pack()."""
         dtype = self.case.x.dtype
-        if device == "cpu":
-            return rk.PackedExperts(
-                w1=tuple(w.pack(dtype) for w in self.w1), w2=tuple(w.pack(dtype) for w in self.w2)
-            )
         return rk.PackedExperts(
-            w1=tuple(w.in_fragments(dtype) for w in self.w1),
-            w2=tuple(w.in_fragments(dtype) for w in self.w2),
+            w1=tuple(w.pack(dtype, device) for w in self.w1),
+            w2=tuple(w.pack(dtype, device) for w in self.w2),
         )
 
 

@@ -72,6 +72,7 @@ LIMITS = {
     "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (160, 0),
     "mixed_mma_kernel<*, 32, *> >": (120, 0),
     "mixed_mma_kernel<*>": (96, 0),
+    "mixed_wgmma_kernel<*>": (168, 0),
     "rows_kernel<*>": (32, 0),
     "numbers_kernel<*>": (32, 0),
     "pack_bytes_kernel": (32, 0),

@@ -70,9 +70,13 @@ void check_mixed_kind(const char* op, const rk_fused_experts_mixed_args& a) {
       fail(RK_INVALID, "%s: MXFP4 weights have groups of 32, scales in uint8 and no zero points", op);
     return;
   }
-  if (a.kind != RK_WEIGHT_INT4) fail(RK_UNSUPPORTED, "%s: kind is %u, supported are INT4 and MXFP4", op, a.kind);
-  if (a.group != 32 && a.group != 64 && a.group != 128)
-    fail(RK_UNSUPPORTED, "%s: group is %u, supported are 32, 64 and 128", op, a.group);
+  const bool int8 = a.kind == RK_WEIGHT_INT8;
+  if (!int8 && a.kind != RK_WEIGHT_INT4)
+    fail(RK_UNSUPPORTED, "%s: kind is %u, supported are INT4, INT8 and MXFP4", op, a.kind);
+  if (a.zeros && int8) fail(RK_INVALID, "%s: zero points are for INT4, this weight has none", op);
+  const bool wide = a.group == 0 || a.group == 128;
+  if (!wide && (int8 || (a.group != 32 && a.group != 64)))
+    fail(RK_UNSUPPORTED, "%s: group is %u, supported are %s128 and 0, whole rows", op, a.group, int8 ? "" : "32, 64, ");
   if (scale != DType::bf16 && scale != DType::f16 && scale != DType::f32)
     fail(RK_DTYPE, "%s: scales have a dtype that is none of bfloat16, float16 and float32", op);
 }

@@ -51,14 +51,15 @@ enum {
                                   * limit; a NaN stays one */
 };
 
-/* As rk_fused_experts with weights of 4 bits that become x's type in registers, exactly; a group's products are summed
- * in float32 and multiplied by the group's scale in float32. w1, w2: uint8 [E, bytes], last dim contiguous, experts at
- * multiples of 16 bytes: each a weight [2 I, H] or [H, I] in the layout of sm90/linear/layout.cuh. kind:
- * RK_WEIGHT_INT4 (group 32, 64 or 128; scales bf16, fp16 or fp32; zeros: 1 where codes have zero points of their own)
- * or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a multiple of 8, I of 16. bias1 [E, 2 I], bias2 [E, H], optional, of
- * x's dtype or fp32, contiguous: added to a product before the activation, or before its rounding. act and an expert's
- * result for a token are rounded to the dtype; results are added in float32 in the order of k and rounded once.
- * workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds, groups, activations, sizes and alignments. */
+/* As rk_fused_experts with weights of 4 or 8 bits that become x's type in registers, exactly; a group's products are
+ * summed in float32 and multiplied by the group's scale in float32. w1, w2: uint8 [E, bytes], last dim contiguous,
+ * experts at multiples of 16 bytes: each a weight [2 I, H] or [H, I] in RK_LAYOUT_FRAGMENTS64. kind: RK_WEIGHT_INT4
+ * (group 32, 64, 128 or 0 for whole rows; scales bf16, fp16 or fp32; zeros: 1 where codes have zero points of their
+ * own), RK_WEIGHT_INT8 (group 128 or 0, scales alike) or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a multiple of 8, I
+ * of 16. bias1 [E, 2 I], bias2 [E, H], optional, of x's dtype or fp32, contiguous: added to a product before the
+ * activation, or before its rounding. act and an expert's result for a token are rounded to the dtype; results are
+ * added in float32 in the order of k and rounded once. workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds,
+ * groups, activations, sizes and alignments. */
 typedef struct rk_fused_experts_mixed_args {
   uint32_t struct_size;
   uint32_t kind;

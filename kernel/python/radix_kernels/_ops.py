@@ -277,7 +277,7 @@ OPS = (
                 name="fused_experts_codes", family="packed_experts", libraries=(), triton=True
             ),
         ),
-        note="native kernel for int4 and mxfp4, else Triton",
+        note="native kernel for int4, int8 and mxfp4, else Triton",
         doc="moe.md", test="test_packed_experts.py", bench="packed_experts",
     ),
     OpSpec(

@@ -146,7 +146,7 @@ def fused_experts_packed(
 ) -> Array:
     """`fused_experts` over packed weights: every named expert's two products, over its tokens at
     once, in one call of the CPU library or, of codes on a GPU, of the CUDA library on Hopper
-    (`int4`, `mxfp4`) and of Triton; elsewhere one expert after the other in Python.
+    (`int4`, `int8`, `mxfp4`) and of Triton; elsewhere one expert after the other in Python.
 
     hidden_states: [T, H] of the weights' dtype, last dimension contiguous; topk_weights: float32,
     topk_ids: int32 [T, topk]; a pair whose id is outside of the experts adds nothing. expert_map:

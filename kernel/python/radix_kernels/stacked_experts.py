@@ -13,10 +13,11 @@ from ._lazy import torch
 from .gating import SILU, Gating
 from .packed_weight import FRAGMENT_LAYOUT, PackedWeight
 from .weight_kinds import kind_number
+from .weight_stack import rows_of_one
 
 _KERNEL = "fused_experts_mixed"
-_KINDS = ("int4", "mxfp4")
-_GROUPS = (32, 64, 128)
+# Kinds, and the groups that each may have (0: whole rows).
+_GROUPS = {"int4": (0, 32, 64, 128), "int8": (0, 128), "mxfp4": (32,)}
 _MOST_EXPERTS = 1024
 
 
@@ -76,7 +77,7 @@ def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight]) -> bool:
         return False
     hidden, inter = second.shape
     fits = first.shape == (2 * inter, hidden) and hidden % 8 == 0 and inter % 16 == 0
-    is_known = first.layout == FRAGMENT_LAYOUT and first.kind in _KINDS and first.group in _GROUPS
+    is_known = first.layout == FRAGMENT_LAYOUT and first.group in _GROUPS.get(first.kind, ())
     return fits and is_known and len(w1) <= _MOST_EXPERTS
 
 
@@ -100,17 +101,9 @@ def _form(weight: PackedWeight) -> tuple[Any, ...]:
 
 
 def _rows(side: Sequence[PackedWeight]) -> Any:
-    """[E, bytes]: the weights' own memory where they follow each other evenly in it, or a copy."""
-    data = [as_torch(weight.data) for weight in side]
-    starts = [part.storage_offset() for part in data]
-    step = starts[1] - starts[0] if len(starts) > 1 else data[0].shape[0]
-    in_one = all(
-        part.untyped_storage().data_ptr() == data[0].untyped_storage().data_ptr() for part in data
-    )
-    evenly = all(start == starts[0] + i * step for i, start in enumerate(starts))
-    if in_one and evenly and step >= data[0].shape[0] and step % 16 == 0:
-        return data[0].as_strided((len(data), data[0].shape[0]), (step, 1))
-    return torch.stack(data)
+    """[E, bytes]: the weights' own memory where they follow each other in it, or a copy."""
+    found = rows_of_one(side)
+    return torch.stack([as_torch(weight.data) for weight in side]) if found is None else found
 
 
 def _parts(side: Sequence[PackedWeight], rows: Any) -> tuple[PackedWeight, ...]:

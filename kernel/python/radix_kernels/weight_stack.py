@@ -23,7 +23,7 @@ def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[Packe
     forms = [weight.descriptor for weight in weights]
     found = None
     if all(form == forms[0] for form in forms):
-        found = _rows_of_one(weights)
+        found = rows_of_one(weights)
         if found is not None:
             return tuple(weights), found
         data = torch.stack([_arrays.as_torch(weight.data) for weight in weights])
@@ -49,7 +49,7 @@ def to_rows_of_codes(weight: PackedWeight) -> PackedWeight:
     return rows_of_codes(codes, scales, zeros, like=weight)
 
 
-def _rows_of_one(weights: Sequence[PackedWeight]) -> Any:
+def rows_of_one(weights: Sequence[PackedWeight]) -> Any:
     """The tensor [E, bytes] of which weights of one size are the rows; None: there is none."""
     first = _arrays.as_torch(weights[0].data)
     size = first.shape[0]

@@ -17,11 +17,12 @@ def quantized() -> None:
     rng = torch.Generator().manual_seed(0)
     for form in FORMS:
         for n, k in ((40, 1000), (8500, 128), (17000, 64)):
-            for tokens in (1, 9, 17, 40):
+            for tokens in (1, 9, 17, 40, 100):
                 product(form, tokens, n, k, rng)
     for tokens in (3, 64):
         product(FORMS[0], tokens, 6144, 2048, rng)
         product(FORMS[0], tokens, 34000, 192, rng)
+    product(FORMS[-1], 200, 9000, 1100, rng)
 
 
 def product(form: Form, tokens: int, n: int, k: int, rng: torch.Generator) -> None:

@@ -11,12 +11,12 @@ template <class Tile>
 void launch_mixed_product(const Problem& q, const GroupedMixedParams& p, const sm90::TensorMap& x) {
   sm90::LaunchShape shape;
   shape.grid = dim3(multiprocessors(q.device));
-  shape.threads = kGroupedSwapAbThreads;
+  shape.threads = linear::kMixedThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   sm90::launch_dependent(q.op, q.device, q.stream, grouped_mixed_kernel<Tile>, shape, x, p);
 }
 
-template <class T, Code kCode, int kGroup, int kMaxColumns>
+template <class T, linear::Code kCode, int kGroup, int kMaxColumns>
 void launch_grouped_mixed(const MixedProblem& m, const Scratch& s) {
   using Up = GroupedMixedTile<T, kCode, kGroup, true, kMaxColumns>;
   using Down = GroupedMixedTile<T, kCode, kGroup, false, kMaxColumns>;
@@ -28,12 +28,10 @@ void launch_grouped_mixed(const MixedProblem& m, const Scratch& s) {
   p.ends = s.offsets + 1;
   p.map = q.routing.map;
   p.named = q.routing.named;
-  p.scale_type = m.scale_type;
   p.weights = m.w1;
   p.rows = 2 * q.inter;
   p.row_tiles = tiles(q.inter, Up::kFeatures);
-  p.second_row = q.inter;
-  p.chunks = tiles(q.hidden, Up::kChunk);
+  p.weights.second_row = q.inter;
   p.bias = m.bias1;
   p.activation = m.activation;
   p.out = s.act;
@@ -44,8 +42,6 @@ void launch_grouped_mixed(const MixedProblem& m, const Scratch& s) {
   p.weights = m.w2;
   p.rows = q.hidden;
   p.row_tiles = tiles(p.rows, Down::kFeatures);
-  p.second_row = linear::kTileRows;
-  p.chunks = tiles(q.inter, Down::kChunk);
   p.bias = m.bias2;
   p.out = s.rows;
   p.sorted = s.sorted;
@@ -55,7 +51,7 @@ void launch_grouped_mixed(const MixedProblem& m, const Scratch& s) {
 }
 
 // Up to 32 pairs an expert in the mean the weights' bytes bound the product: small tiles, a deep ring.
-template <class T, Code kCode, int kGroup>
+template <class T, linear::Code kCode, int kGroup>
 void grouped_mixed(const MixedProblem& m, const Scratch& s) {
   if (m.q.pairs() <= 32 * m.q.routing.named) return launch_grouped_mixed<T, kCode, kGroup, 64>(m, s);
   launch_grouped_mixed<T, kCode, kGroup, 128>(m, s);

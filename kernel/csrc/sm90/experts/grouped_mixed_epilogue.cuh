@@ -1,4 +1,4 @@
-// What follows the experts' products over weights of 4 bits: bias, activation, and the way to memory.
+// What follows the experts' products over packed weights: bias, activation, and the way to memory.
 #pragma once
 
 #include "gpu/device/element.h"
@@ -19,7 +19,7 @@ class GroupedMixedEpilogue {
   __device__ GroupedMixedEpilogue(const GroupedMixedParams& p, char* memory, int group)
       : p_(p),
         memory_(sm90::shared_address(memory)),
-        staging_(memory_ + group * Tile::kStagingBytes),
+        staging_(memory_ + group * Tile::Staging::kStagingBytes),
         group_(group),
         warp_(threadIdx.x % 128 / 32),
         lane_(threadIdx.x % 32) {}
@@ -41,7 +41,7 @@ class GroupedMixedEpilogue {
   template <int kCount>
   __device__ void add_bias(const TilePlace& at, float (&sum)[kCount]) const {
     if (!p_.bias.data) return;
-    const int row = at.row_tile * Tile::kFeatures + group_ * p_.second_row + warp_ * 16 + lane_ / 4;
+    const int row = at.row_tile * Tile::kFeatures + group_ * p_.weights.second_row + warp_ * 16 + lane_ / 4;
     const float low = bias(at.expert, row), high = bias(at.expert, row + 8);
 #pragma unroll
     for (int i = 0; i < kCount; i++) sum[i] += i % 4 < 2 ? low : high;
@@ -87,12 +87,12 @@ class GroupedMixedEpilogue {
     constexpr int kBlocks = kCount / 4;  // of 8 pairs
     const int column = at.row_tile * Tile::kFeatures + (Tile::kGated ? 0 : group_ * linear::kTileRows);
 #pragma unroll
-    for (int first = 0; first < kBlocks; first += Tile::kStaged / 8) {
-      const int count = min(Tile::kStaged, at.count - begin - first * 8);
+    for (int first = 0; first < kBlocks; first += Tile::Staging::kStaged / 8) {
+      const int count = min(Tile::Staging::kStaged, at.count - begin - first * 8);
       if (count <= 0) break;
       sm90::named_barrier(1 + group_, 128);  // the pieces before have been read
 #pragma unroll
-      for (int c = first; c < min(first + Tile::kStaged / 8, kBlocks); c++) {
+      for (int c = first; c < min(first + Tile::Staging::kStaged / 8, kBlocks); c++) {
         const float* d = result + c * 4;
         sm90::stmatrix_x2_trans(staged((c - first) * 8 + lane_ % 8, warp_ * 2 + lane_ / 8 % 2),
                                 round_pair<T>(d[0], d[1]), round_pair<T>(d[2], d[3]));
@@ -109,7 +109,7 @@ class GroupedMixedEpilogue {
     }
   }
 
-  static constexpr int kPieces = Tile::kPieces, kBothGroups = 3;
+  static constexpr int kPieces = Tile::Staging::kPieces, kBothGroups = 3;
 
   // Where a piece of a pair's row is staged, so that neighbouring pairs meet in no bank.
   __device__ uint32_t staged(int pair, int piece) const {

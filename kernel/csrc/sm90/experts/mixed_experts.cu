@@ -19,18 +19,10 @@ linear::Layout layout_of(const rk_fused_experts_mixed_args& args, int64_t n, int
   return linear::Layout(desc);
 }
 
-MixedWeights weights_of(const rk_fused_experts_mixed_args& args, const rk_tensor& packed, int64_t n, int64_t k) {
-  const linear::Layout at = layout_of(args, n, k);
-  MixedWeights w = {};
-  w.codes = data_ptr<char>(packed);
-  w.scales = w.codes + at.scales;
-  if (args.zeros) w.zeros = w.codes + at.zeros;
-  w.expert_bytes = packed.strides[0];
-  w.row_tiles = static_cast<int>(at.row_tiles);
-  w.k_tiles = static_cast<int>(at.k_tiles);
-  w.groups = static_cast<int>(at.groups);
-  w.scale_bytes = at.scale_bytes;
-  return w;
+linear::MixedWeights weights_of(const rk_fused_experts_mixed_args& args, const rk_tensor& packed, int64_t n,
+                                int64_t k) {
+  return linear::mixed_weights(layout_of(args, n, k), data_ptr<char>(packed), packed.strides[0],
+                               dtype_of(args.scale_dtype));
 }
 
 MixedBias bias_of(const rk_tensor* bias) {
@@ -69,7 +61,6 @@ MixedProblem problem_of(const rk_fused_experts_mixed_args& args, rk_stream strea
   q.workspace = data_ptr<char>(*args.workspace);
   m.w1 = weights_of(args, *args.w1, 2 * q.inter, q.hidden);
   m.w2 = weights_of(args, *args.w2, q.hidden, q.inter);
-  m.scale_type = dtype_of(args.scale_dtype);
   m.bias1 = bias_of(args.bias1);
   m.bias2 = bias_of(args.bias2);
   m.activation.alpha = 1;
@@ -82,6 +73,7 @@ using Launch = void (*)(const MixedProblem&, const Scratch&);
 template <class T>
 Launch launch_of(uint32_t kind, uint32_t group) {
   if (kind == RK_WEIGHT_MXFP4) return grouped_mixed<T, linear::Code::e2m1, 32>;
+  if (kind == RK_WEIGHT_INT8) return grouped_mixed<T, linear::Code::s8, 128>;
   switch (group) {
     case 32: return grouped_mixed<T, linear::Code::u4, 32>;
     case 64: return grouped_mixed<T, linear::Code::u4, 64>;

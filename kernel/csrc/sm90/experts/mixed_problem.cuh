@@ -2,17 +2,9 @@
 #pragma once
 
 #include "sm90/experts/problem.cuh"
-#include "sm90/linear/layout.cuh"
+#include "sm90/linear/mixed_wgmma_pipeline.cuh"
 
 namespace radix::experts {
-
-// The packed weights of all experts, one after the other.
-struct MixedWeights {
-  const char *codes, *scales, *zeros;  // of the first expert; zeros: or null
-  int64_t expert_bytes;                // from one expert to the next
-  int row_tiles, k_tiles, groups;      // of 64 rows, 64 of k; groups along k
-  int scale_bytes;                     // of one scale
-};
 
 // [experts, rows], or null; in float32, or of the activations' type.
 struct MixedBias {
@@ -26,9 +18,8 @@ struct MixedActivation {
 };
 
 struct MixedProblem {
-  Problem q;            // but for its weights
-  MixedWeights w1, w2;  // w1: gate rows, then up rows
-  DType scale_type;
+  Problem q;                    // but for its weights
+  linear::MixedWeights w1, w2;  // of all experts, one after the other; w1: gate rows, then up rows
   MixedBias bias1, bias2;
   MixedActivation activation;
 };

@@ -5,18 +5,9 @@
 
 #include "sm90/linear/mixed_mma_kernel.cuh"
 #include "sm90/linear/problem.cuh"
+#include "sm90/linear/x_map.cuh"
 
 namespace radix::linear {
-
-// [k, rows]: boxes of 64 k of `tokens` rows. k need not be whole pieces of 16 bytes; what lies beyond it reads as 0.
-inline sm90::TensorMap x_map(const gemm::Problem& q, int tokens) {
-  const sm90::TileShape shape = {2,
-                                 {uint64_t(q.k), uint64_t(q.m)},
-                                 {sm90::map_stride(q.x_step, q.m, (int64_t{q.k} * 2 + 15) / 16 * 16)},
-                                 {kTileK, uint32_t(tokens)}};
-  const auto type = q.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return sm90::make_tensor_map(q.x, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
-}
 
 template <class T, class Tile>
 void launch_mixed_mma(const Problem& q) {

@@ -16,11 +16,15 @@ struct Problem {
   const char* packed;
 };
 
-constexpr int kMostTokens = 64;  // of a product with the packed weight itself
+constexpr int kFewTokens = 64;     // up to so many mixed_mma multiplies, above them mixed_wgmma
+constexpr int kMostTokens = 1024;  // of a product with the packed weight itself
 
-// The product of up to kMostTokens tokens.
+// The product of up to kFewTokens tokens.
 template <class T, Code kCode>
 void mixed_mma(const Problem& problem);
+// Of more; kGroup 128 also for whole rows.
+template <class T, Code kCode, int kGroup>
+void mixed_wgmma(const Problem& problem);
 
 // Between the packed form and codes, scales and zero points as they came.
 void pack(const Layout& layout, const rk_pack_weight_args& args, rk_stream stream);

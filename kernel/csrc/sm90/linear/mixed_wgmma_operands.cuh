@@ -1,19 +1,16 @@
-// The register operand of the experts' products from packed codes: of one group, both of this lane's rows.
+// The register operand of products on wgmma from packed codes: of one group, both of this lane's rows.
 #pragma once
 
 #include "gpu/device/element.h"
 #include "sm90/common/shared_memory.cuh"
-#include "sm90/experts/mixed_problem.cuh"
 #include "sm90/linear/widen.cuh"
 
-namespace radix::experts {
-
-using linear::Code;
+namespace radix::linear {
 
 // The scale at `index` from an address in shared memory, in float32.
 template <Code kCode>
 __device__ inline float load_scale(uint32_t from, int index, DType type) {
-  if constexpr (kCode == Code::e2m1) return linear::power_of_two(sm90::load_shared_u8(from + index));
+  if constexpr (kCode == Code::e2m1) return power_of_two(sm90::load_shared_u8(from + index));
   if (type == DType::f32) return sm90::load_shared_float(from + index * 4);
   const uint16_t bits = sm90::load_shared_u16(from + index * 2);
   return type == DType::bf16 ? gpu::to_float(bf16{bits}) : gpu::to_float(f16{bits});
@@ -24,16 +21,15 @@ template <class T, Code kCode>
 class GroupOperands {
  public:
   __device__ void count_from(uint32_t low, uint32_t high) {
-    zero_[0] = linear::zero_pair<T>(low);
-    zero_[1] = linear::zero_pair<T>(high);
+    zero_[0] = zero_pair<T>(low);
+    zero_[1] = zero_pair<T>(high);
   }
-  __device__ void widen(uint32_t word, uint32_t (&a)[4]) const {
-    const uint32_t words[1] = {word};
-    linear::widen_step<T, kCode>(words, zero_, a);
+  __device__ void widen(const uint32_t (&words)[kStepWords<kCode>], uint32_t (&a)[4]) const {
+    widen_step<T, kCode>(words, zero_, a);
   }
 
  private:
-  uint32_t zero_[2] = {linear::zero_pair<T>(8), linear::zero_pair<T>(8)};
+  uint32_t zero_[2] = {zero_pair<T>(8), zero_pair<T>(8)};
 };
 
 // MXFP4 in bf16, with the group's power of two. It goes into the product that corrects the exponent, as far as bf16
@@ -51,16 +47,16 @@ class ScaledE2m1Operands {
     rest_[0] = rest(max(low, kMostAtOnce));
     rest_[1] = rest(max(high, kMostAtOnce));
   }
-  __device__ void widen(uint32_t word, uint32_t (&a)[4]) const {
-    linear::widen_scaled_e2m1(word, factor_, a);
+  __device__ void widen(const uint32_t (&words)[1], uint32_t (&a)[4]) const {
+    widen_scaled_e2m1(words[0], factor_, a);
     if (!large_) return;
 #pragma unroll
-    for (int j = 0; j < 4; j++) a[j] = linear::multiply_pair<bf16>(a[j], rest_[j % 2]);
+    for (int j = 0; j < 4; j++) a[j] = multiply_pair<bf16>(a[j], rest_[j % 2]);
   }
 
  private:
   // As bf16 2^(126 + code - 127) has 126 + code as its exponent's field, up to 254.
-  static constexpr uint32_t kMostAtOnce = 128, kExponent = linear::twice(1 << 7);
+  static constexpr uint32_t kMostAtOnce = 128, kExponent = twice(1 << 7);
   __device__ static uint32_t factor(uint32_t code) { return code * kExponent + 126 * kExponent; }
   __device__ static uint32_t rest(uint32_t code) { return (code - 1) * kExponent; }
 
@@ -68,4 +64,4 @@ class ScaledE2m1Operands {
   bool large_;
 };
 
-}  // namespace radix::experts
+}  // namespace radix::linear
