@@ -40,8 +40,8 @@ void launch_persistent(const Problem& q) {
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = kPersistentCluster;
   sm90::launch_dependent(q.op, q.device, q.stream, wgmma_persistent_kernel<kType, Out, Tile, kSums, kShare>, shape,
-                         token_map(q, Tile::kTokens / kAlongN), token_map(q, kTokenPiece),
-                         weight_map(q, Tile::kColumns / kAlongM), result_map(q, kStoreBoxColumns), p);
+                         token_map(q, Tile::kTokens / kAlongN), weight_map(q, Tile::kColumns / kAlongM),
+                         result_map(q, kStoreBoxColumns), p);
 }
 
 struct PersistentChoice {

@@ -83,22 +83,12 @@ __device__ void load_column_epilogue(const PersistentParams& p, const TileCoord&
 }
 
 // What the producer's thread loads: stages of tiles, in the order in which consumers read them.
-//
-// The tokens of a tile are one box where all of them exist, and pieces of kTokenPiece rows where they do not, of which
-// those that exist are asked for: TMA takes longer to fill a row with zeros than to read one. What a stage holds behind
-// them is stale, and reaches only sums that nobody stores. Tokens of groups lie next to each other: always one box.
-template <sm90::Operand kType, class Tile, Share kShare, Weights kWeights = Weights::dense>
+template <sm90::Operand kType, class Tile, Share kShare>
 class PersistentProducer {
  public:
   __device__ PersistentProducer(const PersistentParams& p, const PersistentShared<Tile>& shared,
-                                const sm90::TensorMap& x_map, const sm90::TensorMap& x_piece_map,
-                                const sm90::TensorMap& weight_map, int first_chunk)
-      : p_(p),
-        s_(shared),
-        x_map_(x_map),
-        x_piece_map_(x_piece_map),
-        weight_map_(weight_map),
-        first_chunk_(first_chunk) {}
+                                const sm90::TensorMap& x_map, const sm90::TensorMap& weight_map, int first_chunk)
+      : p_(p), s_(shared), x_map_(x_map), weight_map_(weight_map), first_chunk_(first_chunk) {}
 
   __device__ void run(int first, int step, int rank, int chunks) {
     using namespace sm90;
@@ -129,15 +119,6 @@ class PersistentProducer {
   static constexpr uint16_t kBoth = 3;
   static constexpr int kAlongN = tiles_along_n(kShare), kAlongM = tiles_along_m(kShare);
   static constexpr int kChunk = 128 / sm90::operand_bytes(kType);  // elements in the 128 bytes of a stage's row
-  static constexpr int kOwnTokens = Tile::kTokens / kAlongN;       // that this block loads
-  static_assert(kOwnTokens % kTokenPiece == 0, "a tile is whole pieces");
-
-  // Rows of the tile that are loaded: those that exist, up to the end of their piece.
-  __device__ int loaded_tokens(const TileCoord& at) const {
-    if constexpr (kWeights != Weights::dense) return Tile::kTokens;
-    const int pieces = (p_.m - at.row + kTokenPiece - 1) / kTokenPiece;  // p_.m: at.end, but no register
-    return max(0, min(Tile::kTokens, pieces * kTokenPiece));
-  }
 
   __device__ void load_weight(int stage, const TileCoord& at, int rank, int chunk) const {
     const int first_row = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + first_row;
@@ -146,7 +127,7 @@ class PersistentProducer {
               w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
     char* to = s_.weight(stage) + first_row * 128;
     uint64_t* full = &s_.full[stage];
-    sm90::barrier_arrive_expect(full, (loaded_tokens(at) + Tile::kColumns) * 128);
+    sm90::barrier_arrive_expect(full, Tile::kStageBytes);
     if constexpr (kAlongM > 1) {
       sm90::tma_multicast_4d(to, &weight_map_, full, kBoth, k, y, z, w);
     } else {
@@ -154,25 +135,19 @@ class PersistentProducer {
     }
   }
   __device__ void load_tokens(int stage, const TileCoord& at, int rank, int chunk) const {
-    const int first_row = kAlongN > 1 ? rank * kOwnTokens : 0;
+    const int first_row = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + first_row;
     const int k = (first_chunk_ + chunk) * kChunk;
-    const int rows = min(kOwnTokens, loaded_tokens(at) - first_row);
-    if (rows == kOwnTokens) return load_box(x_map_, stage, at, first_row, k);
-#pragma unroll 1
-    for (int row = 0; row < rows; row += kTokenPiece) load_box(x_piece_map_, stage, at, first_row + row, k);
-  }
-  __device__ void load_box(const sm90::TensorMap& map, int stage, const TileCoord& at, int row, int k) const {
-    char* to = s_.tokens(stage) + row * 128;
+    char* to = s_.tokens(stage) + first_row * 128;
     if constexpr (kAlongN > 1) {
-      sm90::tma_multicast_3d(to, &map, &s_.full[stage], kBoth, k, at.row + row, at.batch);
+      sm90::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
     } else {
-      sm90::tma_load_3d(to, &map, &s_.full[stage], k, at.row + row, at.batch);
+      sm90::tma_load_3d(to, &x_map_, &s_.full[stage], k, y, at.batch);
     }
   }
 
   const PersistentParams& p_;
   const PersistentShared<Tile> s_;
-  const sm90::TensorMap &x_map_, &x_piece_map_, &weight_map_;
+  const sm90::TensorMap &x_map_, &weight_map_;
   const int first_chunk_;
   sm90::Ring<Tile::kStages> ring_;
 };
@@ -180,7 +155,6 @@ class PersistentProducer {
 template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
 __global__ void __launch_bounds__(kPersistentThreads, 1)
     wgmma_persistent_kernel(const __grid_constant__ sm90::TensorMap x_map,
-                            const __grid_constant__ sm90::TensorMap x_piece_map,
                             const __grid_constant__ sm90::TensorMap weight_map,
                             const __grid_constant__ sm90::TensorMap out_map,
                             const __grid_constant__ ParamsOf<kType, PersistentParams> p) {
@@ -209,8 +183,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   if (threadIdx.x < 128) {
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      PersistentProducer<kType, Tile, kShare> self(p, shared, x_map, x_piece_map, weight_map, first_chunk);
-      self.run(first, step, rank, chunks);
+      PersistentProducer<kType, Tile, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
     } else if (threadIdx.x / 32 == 1) {
       pdl_wait();
       Ring<Tile::kStages> ring;

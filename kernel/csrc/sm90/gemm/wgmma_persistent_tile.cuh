@@ -32,7 +32,6 @@ enum class Weights {
 };
 
 constexpr int kPersistentTokens = 128;  // of a tile
-constexpr int kTokenPiece = 16;         // rows of x that are loaded together where a tile is not full
 constexpr int kPersistentThreads = 384;
 constexpr int kPersistentCluster = 2;
 constexpr int kStoreBoxColumns = 32;  // columns of the result that one TMA store moves
