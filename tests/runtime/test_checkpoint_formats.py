@@ -319,14 +319,6 @@ def test_what_is_held_is_foretold(checkpoint: Checkpoints, form: str) -> None:
     assert 0.97 < foretold / held < 1.03
 
 
-@pytest.mark.parametrize("form", ["awq", "gptq", "ct_w4a16", "ct_w8a16"])
-def test_a_gpu_is_refused_with_what_runs(checkpoint: Checkpoints, form: str) -> None:
-    gpu = Target(device=torch.device("cuda"), dtype=torch.bfloat16)
-    made = checkpoint("llama", form)
-    with pytest.raises(ConfigError, match=r"no kernel on cuda.*--device cpu.* FP8"):
-        Driver(made.folder, dtype=torch.bfloat16, target=gpu)
-
-
 def test_the_flag_may_name_the_format_of_the_checkpoint(checkpoint: Checkpoints) -> None:
     made = checkpoint("llama", "awq")
     folder = str(made.folder)

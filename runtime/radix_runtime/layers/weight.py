@@ -122,6 +122,10 @@ class WeightLayer(Layer):
                 value = self._stack.put(name, self._stack_index, value)
             setattr(self, name, nn.Parameter(value, requires_grad=False))
 
+    def hold_instead(self, name: str, value: Any) -> None:
+        """The same value as `hold` was given, in other memory."""
+        setattr(self, name, value)
+
     def parts(self, name: str) -> tuple[Part, ...]:
         return self._specs[name].parts_of(self.shape)
 
