@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 import radix_kernels
 from radix_runtime.errors import ConfigError
 from radix_runtime.offline import Engine
