@@ -71,7 +71,8 @@ def test_keys_and_ops():
         "dequantize_gguf", "fp8_format",
         "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_weight",
         "rope_cos_sin_cache", "set_fallback",
-        "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight", "weight_kernel",
+        "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
+        "weight_kernel",
     }  # fmt: skip
     assert set(said["ops"]) == public - not_ops
     for op, dtypes in said["ops"].items():

@@ -20,7 +20,6 @@ from radix_runtime.config import ServerArgs
 from radix_runtime.engine.facts import weight_bytes
 from radix_runtime.errors import ConfigError
 from radix_runtime.layers.weight import WeightLayer
-from radix_runtime.quantization.config import Target
 from tests.runtime import quantized_models as q
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.test_loader import Rank

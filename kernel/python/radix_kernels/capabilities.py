@@ -55,7 +55,9 @@ def weight_kernel(kind: str, device: str) -> tuple[str, str]:
     if kind == "dense":
         return _dispatch.describe("linear_dense" if device != "cpu" else "linear_packed", device)
     if device != "cpu" and kind in GROUPS:
-        return _dispatch.describe("linear_codes", device)
+        native = _dispatch.describe("linear_packed", device)
+        is_native = native[1] == "native kernel"
+        return native if is_native else _dispatch.describe("linear_codes", device)
     if device != "cpu":
         return "none", f"a GPU has {', '.join(GROUPS)}"
     impl, why = _dispatch.describe("linear_packed", device)

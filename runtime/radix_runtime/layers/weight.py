@@ -44,9 +44,10 @@ class WeightStack:
     def put_packed(self, name: str, index: int, value: ops.PackedWeight) -> ops.PackedWeight:
         """The same with the bytes of a packed weight. One of another form than the first keeps
         those that it has: `ops.PackedExperts` brings both to one form."""
+        form = dataclasses.replace(value, data=None, descriptor=None)
         if self._form is None:
-            self._form = value.descriptor
-        if value.descriptor != self._form:
+            self._form = form
+        if form != self._form:
             return value
         return dataclasses.replace(value, data=self.put(name, index, value.data))
 

@@ -20,7 +20,6 @@ from .config import (
     LayerKind,
     QuantizationConfig,
     Target,
-    has_kernel,
     read_settings,
     unquantized,
 )
@@ -121,7 +120,7 @@ class GgufConfig(QuantizationConfig):
         self._types = types
         self._forms: dict[str, CodeForm] = {}
         self._on_cpu = target.is_cpu
-        if not (has_kernel(target, "int4") and has_kernel(target, "int8")):
+        if not target.is_cpu and not ops.has_triton():  # it alone takes groups of 16 and minima
             return
         joined: dict[str, CodeForm] = {}
         for name, kind in types.items():
