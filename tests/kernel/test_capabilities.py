@@ -15,6 +15,8 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _arrays, _dispatch, _loader
+from radix_kernels._ops import OPS
+from radix_kernels.capabilities import _by_dtype
 from tests.child import IMPORT_PATH
 
 _NATIVE_NAMES = {
@@ -49,6 +51,10 @@ def test_what_multiplies_quantized_weights(no_library, monkeypatch):
         assert {rk.weight_kernel(kind, device)[0] for kind in kinds} == {"triton"}
         impl, why = rk.weight_kernel("w8a8", device)
         assert impl == "none" and "int8, int4, mxfp4" in why
+        op = next(op for op in OPS if op.name == "fused_experts_packed")
+        assert {said["impl"] for said in _by_dtype(op, device).values()} == {"triton"}
+        op = next(op for op in OPS if op.name == "linear")
+        assert {said["impl"] for said in _by_dtype(op, device).values()} == {"torch"}
     monkeypatch.setattr(_dispatch, "triton_installed", lambda: False)
     assert {rk.weight_kernel(kind, "cuda")[0] for kind in kinds} == {"reference"}
     assert rk.weight_kernel("int4", "cpu") == ("none", "no native library for this test")
