@@ -2,11 +2,16 @@
 
     python -m tests.gpu.quantized_tokens [--formats block channel ...] [--models llama qwen3_moe]
 
-Each format is written as a random checkpoint, served in bfloat16 by the wheel's FP8 or INT8
-products and in float32, where every weight is widened: the same codes, nothing else rounded. For
-each it prints how far log-probabilities of prompts are apart, and how many greedy answers are
-equal; an answer may part only where float32's two best log-probabilities are close. Exit status 1
-if anything is wrong.
+Each format of products in 8 bits is written as a random checkpoint, served in bfloat16 by the
+wheel's FP8 or INT8 products and in float32, where every weight is widened: the same codes, nothing
+else rounded. For each it prints how far log-probabilities of prompts are apart, and how many greedy
+answers are equal; an answer may part only where float32's two best log-probabilities are close.
+Exit status 1 if anything is wrong.
+
+Formats of codes (code_formats.py: AWQ, GPTQ, pack-quantized, GGUF, int4 and int8 at load), whose x
+is not rounded, are compared with a float32 checkpoint of what the codes stand for: served in
+float32 log-probabilities must be the same, in bfloat16 near, replayed from CUDA graphs and queued
+kernel by kernel. gpt-oss's MXFP4: `python -m tests.gpu.gpt_oss_tokens`.
 """
 
 from __future__ import annotations
@@ -24,12 +29,18 @@ import torch
 from safetensors.torch import save_file
 
 from radix_runtime import Engine, SamplingParams
+from tests.gpu.code_formats import CODES, GGUF, write_gguf
 
 NEW_TOKENS = 32
 CLOSE = (
     1.2  # between the two best log-probabilities: x in 8 bits, or another expert, may decide else
 )
 FAR = 0.35  # of the mean distance of log-probabilities of prompts
+# The same of x in 16 bits, and in float32.
+CLOSE_16 = 0.5  # of a model without experts
+FAR_16 = 0.1
+CLOSE_32 = 0.02
+FAR_32 = 1e-3
 _LARGEST = 448.0
 _SIZES: dict[str, Any] = {
     "hidden_size": 512,
@@ -110,10 +121,16 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any], dict
 }
 
 
-def write(folder: Path, model: str, form: str) -> Path:
+def write(
+    folder: Path,
+    model: str,
+    quantize: Callable[[torch.Tensor], Tensors],
+    settings: dict[str, Any],
+    head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Path:
     """A checkpoint whose weights are large enough for clear decisions, already in bfloat16, so that
-    both runs read the same."""
-    quantize, settings, _ = FORMATS[form]
+    both runs read the same. head: what becomes of the vocabulary matrix."""
+    folder.mkdir(exist_ok=True)
     config = {**_SIZES, **MODELS[model]}
     generator = torch.Generator().manual_seed(11)
 
@@ -122,27 +139,14 @@ def write(folder: Path, model: str, form: str) -> Path:
         return values.bfloat16().float()
 
     hidden = config["hidden_size"]
-    width = config.get("moe_intermediate_size", config["intermediate_size"])
-    kv = config["num_key_value_heads"] * config["head_dim"]
     tensors: Tensors = {
         "model.embed_tokens.weight": draw(config["vocab_size"], hidden) * hidden**0.5,
-        "lm_head.weight": draw(config["vocab_size"], hidden),
+        "lm_head.weight": (head or torch.Tensor.float)(draw(config["vocab_size"], hidden)),
         "model.norm.weight": torch.ones(hidden),
     }
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        shapes = {
-            "self_attn.q_proj": (hidden, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, hidden),
-        }
-        mlps = [f"mlp.experts.{i}" for i in range(config.get("num_experts", 0))] or ["mlp"]
-        for mlp in mlps:
-            shapes[f"{mlp}.gate_proj"] = (width, hidden)
-            shapes[f"{mlp}.up_proj"] = (width, hidden)
-            shapes[f"{mlp}.down_proj"] = (hidden, width)
-        for name, shape in shapes.items():
+        for name, shape in _products(config).items():
             parts = quantize(draw(*shape))
             tensors |= {f"{prefix}.{name}.{suffix}": part for suffix, part in parts.items()}
         norms = ["input_layernorm", "post_attention_layernorm"]
@@ -153,9 +157,29 @@ def write(folder: Path, model: str, form: str) -> Path:
         tensors |= {f"{prefix}.{norm}.weight": torch.ones(hidden) for norm in norms}
     if settings:
         config["quantization_config"] = settings
-    save_file(tensors, folder / "model.safetensors")
+    stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def _products(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """The weights of a layer that are quantized, [outputs, inputs]."""
+    hidden = config["hidden_size"]
+    width = config.get("moe_intermediate_size", config["intermediate_size"])
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+    }
+    mlps = [f"mlp.experts.{i}" for i in range(config.get("num_experts", 0))] or ["mlp"]
+    for mlp in mlps:
+        shapes[f"{mlp}.gate_proj"] = (width, hidden)
+        shapes[f"{mlp}.up_proj"] = (width, hidden)
+        shapes[f"{mlp}.down_proj"] = (hidden, width)
+    return shapes
 
 
 def prompts() -> list[list[int]]:
@@ -196,7 +220,13 @@ def answers(folder: Path, **settings: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def compare(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> tuple[str, bool]:
+def compare(
+    expected: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    *,
+    close: float = CLOSE,
+    far: float = FAR,
+) -> tuple[str, bool]:
     """What to print, and whether all is well."""
     distances = []
     equal = 0
@@ -207,7 +237,7 @@ def compare(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> tupl
         parted = [i for i in range(NEW_TOKENS) if want["tokens"][i] != have["tokens"][i]]
         if not parted:
             equal += 1
-        elif want["gaps"][parted[0]] > CLOSE:
+        elif want["gaps"][parted[0]] > close:
             far_apart.append(round(want["gaps"][parted[0]], 2))
     mean = sum(distances) / len(distances)
     text = (
@@ -215,26 +245,82 @@ def compare(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> tupl
         f"{max(distances):.2f} at most; {equal} of {len(expected)} answers equal, parted at a "
         f"clear gap: {far_apart or 'none'}"
     )
-    return text, mean < FAR and not far_apart
+    return text, mean < far and not far_apart
+
+
+def check_products(model: str, form: str, device: str) -> bool:
+    """Prints a line about a format of FP8 or INT8 products; whether all is well."""
+    quantize, settings, flags = FORMATS[form]
+    with tempfile.TemporaryDirectory() as home:
+        folder = write(Path(home), model, quantize, settings)
+        expected = answers(folder, device=device, dtype="float32")
+        found = answers(folder, device=device, dtype="bfloat16", **flags)
+    return tell(f"{model} {form}", *compare(expected, found))
+
+
+def check_codes(model: str, form: str, device: str) -> bool:
+    """Prints the lines about a format of codes; whether all is well."""
+    codes = CODES[form]
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        held = write(folder / "codes", model, lambda w: codes.quantize(w)[0], codes.settings)
+        floats = write(
+            folder / "floats", model, lambda w: {"weight": codes.quantize(w)[1]}, {}, codes.head
+        )
+        close = CLOSE if "num_experts" in MODELS[model] else CLOSE_16
+        return against_floats(f"{model} {form}", held, floats, device, codes.flags, close)
+
+
+def check_gguf(form: str, device: str) -> bool:
+    """Prints the lines about a GGUF file; whether all is well."""
+    with tempfile.TemporaryDirectory() as home:
+        try:
+            path, floats = write_gguf(Path(home), GGUF[form])
+        except ImportError as error:
+            return tell(f"llama {form}", f"not run: {error}", True)
+        return against_floats(f"llama {form}", path, floats, device, {}, CLOSE_16)
+
+
+def against_floats(
+    name: str, held: Path, floats: Path, device: str, flags: dict[str, Any], close: float
+) -> bool:
+    """Codes beside what they stand for."""
+    expected = answers(floats, device=device, dtype="float32")
+    found = answers(held, device=device, dtype="float32", **flags)
+    good = tell(f"{name} float32", *compare(expected, found, close=CLOSE_32, far=FAR_32))
+    runs: dict[str, dict[str, Any]] = {"bfloat16": {}}
+    if device != "cpu":
+        runs["bfloat16 queued"] = {"disable_cuda_graph": True}
+    for run, settings in runs.items():
+        found = answers(held, device=device, dtype="bfloat16", **flags, **settings)
+        text = compare(expected, found, close=close, far=FAR_16)
+        good &= tell(f"{name} {run}", *text)
+    return good
+
+
+def tell(name: str, text: str, good: bool) -> bool:
+    """Prints a line; whether it is a good one."""
+    print(f"{'ok   ' if good else 'WRONG'} {name}: {text}", flush=True)
+    return good
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    formats = [*FORMATS, *CODES, *GGUF]
+    parser.add_argument("--formats", nargs="+", choices=formats, default=formats)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     is_well = True
     for model in args.models:
         for form in args.formats:
-            with tempfile.TemporaryDirectory() as home:
-                folder = write(Path(home), model, form)
-                expected = answers(folder, device=args.device, dtype="float32")
-                flags = FORMATS[form][2]
-                found = answers(folder, device=args.device, dtype="bfloat16", **flags)
-            text, good = compare(expected, found)
-            print(f"{'ok   ' if good else 'WRONG'} {model} {form}: {text}", flush=True)
-            is_well &= good
+            if form in FORMATS:
+                is_well &= check_products(model, form, args.device)
+            elif form in CODES:
+                is_well &= check_codes(model, form, args.device)
+    for form in args.formats:
+        if form in GGUF:
+            is_well &= check_gguf(form, args.device)
     sys.exit(not is_well)
 
 

@@ -15,6 +15,8 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _arrays, _dispatch, _loader
+from radix_kernels._ops import OPS
+from radix_kernels.capabilities import _by_dtype
 from tests.child import IMPORT_PATH
 
 _NATIVE_NAMES = {
@@ -42,11 +44,30 @@ def no_library(monkeypatch):
     rk.set_fallback(before)
 
 
+def test_what_multiplies_quantized_weights(no_library, monkeypatch):
+    kinds = ("int8", "int4", "mxfp4")
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    for device in ("cuda", "rocm"):
+        assert {rk.weight_kernel(kind, device)[0] for kind in kinds} == {"triton"}
+        impl, why = rk.weight_kernel("w8a8", device)
+        assert impl == "none" and "int8, int4, mxfp4" in why
+        op = next(op for op in OPS if op.name == "fused_experts_packed")
+        assert {said["impl"] for said in _by_dtype(op, device).values()} == {"triton"}
+        op = next(op for op in OPS if op.name == "linear")
+        assert {said["impl"] for said in _by_dtype(op, device).values()} == {"torch"}
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: False)
+    assert {rk.weight_kernel(kind, "cuda")[0] for kind in kinds} == {"reference"}
+    assert rk.weight_kernel("int4", "cpu") == ("none", "no native library for this test")
+    assert {entry["impl"] for entry in rk.capabilities()["weights"].values()} >= {"none"}
+    with pytest.raises(ValueError, match="kind is 'int3', expected one of dense, int8"):
+        rk.weight_kernel("int3", "cpu")
+
+
 def test_keys_and_ops():
     said = rk.capabilities()
     assert set(said) == {
         "backend", "version", "abi_version", "isa", "devices", "problem", "runtime", "python",
-        "ops",
+        "ops", "weights",
     }  # fmt: skip
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
@@ -57,6 +78,7 @@ def test_keys_and_ops():
         "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_weight",
         "rope_cos_sin_cache", "set_fallback",
         "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
+        "weight_kernel",
     }  # fmt: skip
     assert set(said["ops"]) == public - not_ops
     for op, dtypes in said["ops"].items():

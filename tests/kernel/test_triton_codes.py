@@ -247,7 +247,7 @@ def test_errors(rng):
             rk.pack_weight(**(arguments | changes))
     packed = rk.pack_weight(codes, scales, "int8")
     x = torch.ones(2, 64, dtype=torch.bfloat16, device=DEVICE)
-    for arguments, options, error, message in (
+    for given, options, error, message in (
         ((x.float(), packed), {}, TypeError, "x has dtype"),
         ((x[:, 1:], packed), {}, ValueError, "x has last dimension 63"),
         ((x, packed, x[0, :5]), {}, ValueError, "bias"),
@@ -255,7 +255,7 @@ def test_errors(rng):
         ((x, packed), {"out": x}, ValueError, "out"),
     ):
         with pytest.raises(error, match=message):
-            rk.linear(*arguments, **options)
+            rk.linear(*given, **options)
 
 
 def test_without_triton_the_reference_runs(monkeypatch, rng):

@@ -249,7 +249,7 @@ def _ranges(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor
     return blocks.amin((1, 3)), blocks.amax((1, 3))
 
 
-def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def words_of(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """int [R, C] codes as int32 [R, C * bits / 32], the first in the lowest bits."""
     per_word = 32 // bits
     split = codes.long().unflatten(1, (-1, per_word))
@@ -281,7 +281,7 @@ def awq(weight: torch.Tensor, group: int = 64) -> tuple[Tensors, torch.Tensor]:
 
     def words(by_output: torch.Tensor) -> torch.Tensor:
         turned = by_output.T.unflatten(1, (-1, 8))[..., order].flatten(1)
-        return _words(turned, 4)
+        return words_of(turned, 4)
 
     parts = {"qweight": words(codes), "qzeros": words(zeros), "scales": scales.T}
     return parts, widened
@@ -329,8 +329,8 @@ def gptq(
     widened[:, order] = values
     stored = zeros - 1 if form == "gptq" else zeros
     parts = {
-        "qweight": _words(in_place, bits).T,
-        "qzeros": _words(stored.T, bits),
+        "qweight": words_of(in_place, bits).T,
+        "qzeros": words_of(stored.T, bits),
         "scales": scales.T,
         "g_idx": groups,
     }

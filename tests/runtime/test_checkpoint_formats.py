@@ -20,7 +20,6 @@ from radix_runtime.config import ServerArgs
 from radix_runtime.engine.facts import weight_bytes
 from radix_runtime.errors import ConfigError
 from radix_runtime.layers.weight import WeightLayer
-from radix_runtime.quantization.config import Target
 from tests.runtime import quantized_models as q
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.test_loader import Rank
@@ -317,14 +316,6 @@ def test_what_is_held_is_foretold(checkpoint: Checkpoints, form: str) -> None:
     foretold = sum(layer.held_bytes() for layer in layers)
     held = sum(weight_bytes(layer) for layer in layers)
     assert 0.97 < foretold / held < 1.03
-
-
-@pytest.mark.parametrize("form", ["awq", "gptq", "ct_w4a16", "ct_w8a16"])
-def test_a_gpu_is_refused_with_what_runs(checkpoint: Checkpoints, form: str) -> None:
-    gpu = Target(device=torch.device("cuda"), dtype=torch.bfloat16)
-    made = checkpoint("llama", form)
-    with pytest.raises(ConfigError, match=r"no kernel on cuda.*--device cpu.* FP8"):
-        Driver(made.folder, dtype=torch.bfloat16, target=gpu)
 
 
 def test_the_flag_may_name_the_format_of_the_checkpoint(checkpoint: Checkpoints) -> None:

@@ -22,6 +22,7 @@ from radix_runtime.errors import ConfigError
 from radix_runtime.layers.weight import WeightLayer
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.prepare import prepare_model
+from radix_runtime.quantization import mxfp4
 from radix_runtime.quantization.config import Target
 from radix_runtime.quantization.dense import PlainMethod
 from radix_runtime.quantization.mxfp4 import BLOCK, Mxfp4Storage
@@ -226,9 +227,14 @@ def test_16_bits(checkpoint: Checkpoints, dtype: torch.dtype, bound: float) -> N
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("width", [HALVES, MID_BLOCK])
 def test_without_a_kernel_they_are_widened(
-    checkpoint: Checkpoints, width: int, ranks: int, caplog: pytest.LogCaptureFixture
+    checkpoint: Checkpoints,
+    width: int,
+    ranks: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then ranks may share an expert in mid block."""
+    monkeypatch.setattr(mxfp4, "has_kernel", lambda *_: False)
     caplog.set_level("INFO")
     gpu = Target(device=torch.device("cuda"), dtype=torch.float32)
     check(checkpoint(width), ranks, target=gpu)
@@ -243,7 +249,9 @@ def test_without_a_kernel_they_are_widened(
 def test_widened_experts_in_one_tensor(
     checkpoint: Checkpoints, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a GPU has them; ranks share an expert in mid block, and one of them adds its bias."""
+    """As a GPU without a kernel has them; ranks share an expert in mid block, and one of them adds
+    its bias."""
+    monkeypatch.setattr(mxfp4, "has_kernel", lambda *_: False)
     monkeypatch.setattr(WidenedMethod, "stacks_experts", True)
     monkeypatch.setattr(WidenedMethod, "keep", PlainMethod.keep)
     gpu = Target(device=torch.device("cuda"), dtype=torch.float32)

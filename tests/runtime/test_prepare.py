@@ -56,7 +56,6 @@ def test_the_names_known_without_torch_are_those_of_the_registries() -> None:
         ),
         ({"quantization": "odd"}, "quantization 'odd' is unknown; there are: dense, int8, int4"),
         ({"quantization": "awq"}, "--quantization awq: the checkpoint is not quantized"),
-        ({"quantization": "int8", "device": "cuda"}, "--quantization int8 is for the CPU"),
         ({"tp_size": 3}, "--tp-size 3"),
     ],
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 import radix_kernels
 from radix_runtime.errors import ConfigError
@@ -115,9 +114,3 @@ def test_every_compute_type(evaluation: ModuleType) -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match="int8"):
         Engine(FOLDER, quantization="int3", device="cpu")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="CPU"):
-        Engine(FOLDER, quantization="int8", device="cuda")

@@ -149,7 +149,7 @@ OPS = (
     ),
     OpSpec(
         name="linear", module="linear", dtypes=FLOATS,
-        kernels=(_LINEAR_DENSE, _LINEAR_PACKED, _LINEAR_CODES),
+        kernels=(_LINEAR_CODES, _LINEAR_DENSE, _LINEAR_PACKED),
         note="native kernel up to 64 rows and with a residual, else the vendor's BLAS",
         doc="linear.md", test="test_linear.py", bench="linear",
     ),
@@ -160,7 +160,7 @@ OPS = (
     ),
     OpSpec(
         name="linear_silu_and_mul", module="gemm", dtypes=FLOATS,
-        kernels=(_LINEAR_DENSE, _LINEAR_PACKED, _LINEAR_CODES),
+        kernels=(_LINEAR_CODES, _LINEAR_DENSE, _LINEAR_PACKED),
         doc="gemm.md", test="test_gemm.py", bench="gemm",
     ),
     OpSpec(

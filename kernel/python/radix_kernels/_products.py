@@ -83,17 +83,20 @@ def _run_codes(
 ) -> Array:
     given, added, rest, target = torch_views(x, bias, residual, out)
     check_packed(op, given, weight.k, weight.dtype)
+    _checks.contiguous_last(op, "x", given)
     n = weight.n if gate == NO_GATE else weight.n // 2
     check_ends(op, given, n, added, rest, target)
     run = _dispatch.native("linear_codes", x)
     if run is None:
         _run_reference(given, weight, added, rest, gate, target)
         return out
-    flat = target.view(-1, n) if target.is_contiguous() else _flat(target)
-    flat_residual = None if rest is None else _flat(rest)
-    run(_flat(given), weight.parts, weight.descriptor, added, flat_residual, gate, flat)
-    if flat.data_ptr() != target.data_ptr():
-        target.copy_(flat.view(target.shape))
+    rows = given.numel() // weight.k
+    is_matrix = target.is_contiguous() or (target.ndim == 2 and target.stride(1) == 1)
+    result = target.reshape(rows, n) if is_matrix else target.new_empty((rows, n))
+    flat_residual = None if rest is None else rest.reshape(rows, n)
+    run(_flat(given), weight.parts, weight.descriptor, added, flat_residual, gate, result)
+    if not is_matrix:
+        target.copy_(result.view(target.shape))
     return out
 
 

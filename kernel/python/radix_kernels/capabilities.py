@@ -55,7 +55,9 @@ def weight_kernel(kind: str, device: str) -> tuple[str, str]:
     if kind == "dense":
         return _dispatch.describe("linear_dense" if device != "cpu" else "linear_packed", device)
     if device != "cpu" and kind in GROUPS:
-        return _dispatch.describe("linear_codes", device)
+        native = _dispatch.describe("linear_packed", device)
+        is_native = native[1] == "native kernel"
+        return native if is_native else _dispatch.describe("linear_codes", device)
     if device != "cpu":
         return "none", f"a GPU has {', '.join(GROUPS)}"
     impl, why = _dispatch.describe("linear_packed", device)
@@ -68,16 +70,22 @@ def _by_kind(kind: str, device: str) -> dict[str, str]:
 
 
 def _by_dtype(op: OpSpec, device: str) -> dict[str, dict[str, str]]:
-    kernel = op.kernel(device)
     found = {}
     for dtype in op.dtypes + op.more_dtypes.get(device, ()):
-        impl, why = _dispatch.describe(kernel.name, device, dtype)
+        impl, why = _first_described(op, device, dtype)
         if impl.startswith("rocm:") and dtype in _FP8 and dtype != fp8_format():
             continue  # native kernels have the chip's format alone
         if op.note and device != "cpu" and why == "native kernel":
             why = op.note
         found[dtype] = {"impl": impl, "why": why}
     return found
+
+
+def _first_described(op: OpSpec, device: str, dtype: str) -> tuple[str, str]:
+    """The first of the op's kernels that runs there, or why that of the library does not."""
+    kernels = (op.kernel(device), *op.kernels)
+    found = [_dispatch.describe(kernel.name, device, dtype) for kernel in kernels]
+    return next((each for each in found if each[0] != "reference"), found[0])
 
 
 def _problem() -> str:

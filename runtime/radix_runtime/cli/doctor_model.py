@@ -53,6 +53,11 @@ def model_facts(namespace: argparse.Namespace) -> Facts:
     yield "format", _format(config, args.quantization, planned.dtype)
     yield "attention", planned.attention_backend
     yield from _kernels(planned.dtype, size.special_ops)
+    for kind in size.weight_kinds:
+        implementation, _ = import_module("radix_runtime.ops").weight_kernel(
+            kind, planned.device.kind
+        )
+        yield f"  linear, {kind} weights", implementation
     yield from _memory(planned, args.quantization)
 
 

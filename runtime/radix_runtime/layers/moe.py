@@ -91,14 +91,11 @@ class Experts(nn.ModuleDict):
         self._packed: ops.PackedExperts | None = None
         self._has_looked = False  # `packed`, for packed weights
         self._stacks: tuple[WeightStack, WeightStack] | None = None
-        methods = {expert.gate_up_proj.method for expert in self._experts}
-        down_methods = {expert.down_proj.method for expert in self._experts}
-        self._packs = all(method.packs_experts for method in methods | down_methods)
-        if len(methods) == 1 and len(down_methods) == 1 and self._packs:
-            down_methods = methods  # each product is packed in its own form
-        methods |= down_methods
-        if ctx.device.type != "cpu" or any(method.stacks_experts for method in methods):
-            self._stack(ctx.device, methods)
+        first = {expert.gate_up_proj.method for expert in self._experts}
+        second = {expert.down_proj.method for expert in self._experts}
+        self._packs = all(method.packs_experts for method in first | second)
+        if ctx.device.type != "cpu" or any(method.stacks_experts for method in first | second):
+            self._stack(ctx.device, first, second)
         if spec.bias:
             self._biases = self._stack_biases()
 
@@ -117,13 +114,17 @@ class Experts(nn.ModuleDict):
         is_plain = self.is_stacked and not self._packs
         return "fused_experts" if is_plain else "fused_experts_packed"
 
-    def _stack(self, device: torch.device, methods: set[LinearMethod]) -> None:
+    def _stack(
+        self, device: torch.device, first: set[LinearMethod], second: set[LinearMethod]
+    ) -> None:
         if self._has_terms and device.type != "cpu" and not ops.has_triton():
             raise ConfigError(
                 "experts with biases or an activation other than silu are Triton's on "
                 f"{device.type}, and it is not installed"
             )
-        if len(methods) > 1:
+        # Packed, each of the two products is in a form of its own.
+        formats = max(len(first), len(second)) if self._packs else len(first | second)
+        if formats > 1:
             raise ConfigError("the experts of a layer are in several formats")
         self._stacks = (WeightStack(len(self._experts)), WeightStack(len(self._experts)))
         for index, expert in enumerate(self._experts):
@@ -191,6 +192,20 @@ class Experts(nn.ModuleDict):
                 self._packed = ops.PackedExperts(w1=w1, w2=w2)
         return self._packed
 
+    def complete(self) -> None:
+        """What is packed on a GPU is seen together from the start. Where the experts were not of
+        one form new memory holds them, and the former is given back."""
+        if self._stacks is None or not self._packs:
+            return
+        packed = self.packed()
+        if packed is None:
+            return
+        for stack in self._stacks:
+            stack.tensors.clear()
+        for index, expert in enumerate(self._experts):
+            expert.gate_up_proj.hold_instead("weight", packed.w1[index])
+            expert.down_proj.hold_instead("weight", packed.w2[index])
+
     def _one_by_one(
         self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
     ) -> torch.Tensor:
@@ -247,6 +262,7 @@ class SparseMoe(Layer, Fusible):
 
     def complete(self) -> None:
         """Layer.complete."""
+        self.experts.complete()
         if self.experts.needs_loop:
             self.slow = "experts of this format, one after the other"
 

@@ -44,9 +44,10 @@ class WeightStack:
     def put_packed(self, name: str, index: int, value: ops.PackedWeight) -> ops.PackedWeight:
         """The same with the bytes of a packed weight. One of another form than the first keeps
         those that it has: `ops.PackedExperts` brings both to one form."""
+        form = dataclasses.replace(value, data=None, descriptor=None)
         if self._form is None:
-            self._form = value.descriptor
-        if value.descriptor != self._form:
+            self._form = form
+        if form != self._form:
             return value
         return dataclasses.replace(value, data=self.put(name, index, value.data))
 
@@ -121,6 +122,10 @@ class WeightLayer(Layer):
             if self._stack is not None:
                 value = self._stack.put(name, self._stack_index, value)
             setattr(self, name, nn.Parameter(value, requires_grad=False))
+
+    def hold_instead(self, name: str, value: Any) -> None:
+        """The same value as `hold` was given, in other memory."""
+        setattr(self, name, value)
 
     def parts(self, name: str) -> tuple[Part, ...]:
         return self._specs[name].parts_of(self.shape)

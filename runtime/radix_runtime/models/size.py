@@ -19,11 +19,13 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 class ModelSize(NamedTuple):
     """Of the first rank, which has as much as any other. `bytes`: of weights and RoPE tables as
     they are held. `parameters`: of products, embeddings, norms and biases. `special_ops`: the ops
-    that this model uses and most do not."""
+    that this model uses and most do not. `weight_kinds`: those of `ops.pack_weight` beside the
+    compute type."""
 
     bytes: int
     parameters: int
     special_ops: tuple[str, ...]
+    weight_kinds: tuple[str, ...]
 
 
 class _FirstRank(Communicator):
@@ -44,6 +46,7 @@ def model_size(config: ModelConfig, ctx: BuildContext, ranks: int = 1) -> ModelS
     size = _table_bytes(config.spec.layers, ctx.max_positions)
     parameters = 0
     special_ops: set[str] = set()
+    kinds: set[str] = set()
     for name, module in model.named_modules():
         if not isinstance(module, LayerModule):
             continue
@@ -54,9 +57,15 @@ def model_size(config: ModelConfig, ctx: BuildContext, ranks: int = 1) -> ModelS
         parameters += times * sum(param.numel() for param in module.parameters(recurse=False))
         if isinstance(module, WeightLayer):
             shape = module.shape
+            kinds.add(getattr(module.method, "kind", None) or "dense")
             stored = sum(module.get_parameter(each).numel() for each in module.stored)
             parameters += times * (shape.out_features * shape.in_features - stored)
-    return ModelSize(bytes=size, parameters=parameters, special_ops=tuple(sorted(special_ops)))
+    return ModelSize(
+        bytes=size,
+        parameters=parameters,
+        special_ops=tuple(sorted(special_ops)),
+        weight_kinds=tuple(sorted(kinds - {"dense"})),
+    )
 
 
 def _distinct(config: ModelConfig) -> tuple[list[Layer], list[int]]:

@@ -64,6 +64,10 @@ class CodesMethod(StorageMethod, DenseMethod):
     storage: CodesStorage
     packs_experts = True
 
+    def __init__(self, storage: CodesStorage) -> None:
+        super().__init__(storage)
+        self.kind = storage.kind
+
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         """As in the checkpoint, with its scales of 16 bits, which are read as float32."""
         size = 0
@@ -89,7 +93,7 @@ class CodesMethod(StorageMethod, DenseMethod):
         return ops.pack_weight(
             codes.w,
             codes.scales,
-            self.storage.kind,
+            self.kind,
             zeros=codes.zeros,
             group=codes.group,
             dtype=dtype,

@@ -20,7 +20,6 @@ from .config import (
     LayerKind,
     QuantizationConfig,
     Target,
-    has_kernel,
     read_settings,
     unquantized,
 )
@@ -43,17 +42,18 @@ class GgufSettings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class GgufMethod(DenseMethod):
-    """Multiplies by the codes of the file. `quantizes_x`: on the CPU x is quantized too, with a
-    scale for each group or super-block, as llama.cpp does; never where the compute type is
-    float32."""
+    """Multiplies by the codes of the file. `rounds_x`: x is quantized too, with a scale for each
+    group or super-block, as llama.cpp does: on the CPU, but for float32. `quantizes_x`: False turns
+    that off."""
 
     quantizes_x = True
     packs_experts = True
 
-    def __init__(self, form: CodeForm, *, on_cpu: bool) -> None:
+    def __init__(self, form: CodeForm, *, rounds_x: bool) -> None:
         self.form = form
-        self.on_cpu = on_cpu
+        self.rounds_x = rounds_x
         self.input_unit = form.group
+        self.kind = form.kind if form.is_float or form.in_supers else self._plain_kind()
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         form = self.form
@@ -81,9 +81,7 @@ class GgufMethod(DenseMethod):
         kind = self.form.kind
         if not self._keeps_form(layer.shape):
             parts = without_supers(parts, layer.shape.inputs, self.form.group)
-            kind = "int4" if self.form.bits == 4 else "int8"
-            if self.on_cpu and self.quantizes_x and layer.compute_dtype != torch.float32:
-                kind = {"int4": "w4a8", "int8": "w8a8"}[kind]
+            kind = self._plain_kind()
         weight = ops.pack_weight(
             parts["weight"],
             parts["weight_scale"],
@@ -95,6 +93,10 @@ class GgufMethod(DenseMethod):
             dtype=layer.compute_dtype,
         )
         layer.hold(weight=weight)
+
+    def _plain_kind(self) -> str:
+        rounded, exact = ("w4a8", "int4") if self.form.bits == 4 else ("w8a8", "int8")
+        return rounded if self.rounds_x and self.quantizes_x else exact
 
     def _keeps_form(self, shape: LinearShape) -> bool:
         """Whether the form is not plain, and stays so in memory: a rank may have a part of a
@@ -120,8 +122,8 @@ class GgufConfig(QuantizationConfig):
     def __init__(self, types: Mapping[str, str], target: Target) -> None:
         self._types = types
         self._forms: dict[str, CodeForm] = {}
-        self._on_cpu = target.is_cpu
-        if not (has_kernel(target, "int4") and has_kernel(target, "int8")):
+        self._rounds_x = target.is_cpu and target.dtype != torch.float32
+        if not target.is_cpu and not ops.has_triton():  # it alone takes groups of 16 and minima
             return
         joined: dict[str, CodeForm] = {}
         for name, kind in types.items():
@@ -147,7 +149,7 @@ class GgufConfig(QuantizationConfig):
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
         form = self._forms.get(name)
         if form is not None:
-            return GgufMethod(form, on_cpu=self._on_cpu)
+            return GgufMethod(form, rounds_x=self._rounds_x)
         is_widened = name in self._types and kind.is_product
         return WidenedGguf() if is_widened else unquantized(kind)
 

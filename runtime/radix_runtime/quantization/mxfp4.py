@@ -108,6 +108,7 @@ class Mxfp4Method(CodesMethod):
     def __init__(self, storage: Mxfp4Storage, *, holds_integers: bool) -> None:
         super().__init__(storage)
         self.holds_integers = holds_integers
+        self.kind = "int8" if holds_integers else "mxfp4"
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         self.storage.check_cut(shape)
@@ -126,7 +127,7 @@ class Mxfp4Method(CodesMethod):
             super().finalize(layer)
             return
         weight = ops.pack_weight(
-            layer.blocks.data, layer.scales.data, "mxfp4", group=BLOCK, dtype=layer.compute_dtype
+            layer.blocks.data, layer.scales.data, self.kind, group=BLOCK, dtype=layer.compute_dtype
         )
         layer.hold(weight=weight)
 

@@ -42,7 +42,7 @@ class Int8Storage(CodesStorage, WidenableStorage):
 
     @property
     def title(self) -> str:
-        return "INT8 with activations of 8 bits" if self.quantizes_x else "INT8"
+        return "INT8"
 
     @property
     def kind(self) -> str:
