@@ -101,7 +101,7 @@ class ServerArgs:
         "safetensors", "safetensors, or random weights", choices=("safetensors", "dummy")
     )
     quantization: str | None = _model(
-        None, "quantize weights as they load: int8, int4, fp8 (GPU), or a registered name"
+        None, "quantize weights as they load: int8, int4, fp8, or a registered name"
     )
     context_length: int | None = _model(
         None, "prompt plus output; default: model's", "--max-model-len", minimum=2

@@ -260,7 +260,7 @@ def test_fp8_as_minimax_m2_names_it(tmp_path: Path) -> None:
     driver = Driver(made.folder)
     check(driver, made, EXACT)
     experts = driver.model.model.layers[0].mlp.experts.values()
-    assert all(expert.gate_up_proj.method.widens for expert in experts)
+    assert all(expert.gate_up_proj.weight.kind == "fp8" for expert in experts)
 
 
 def test_parts_of_several_formats_are_refused(tmp_path: Path) -> None:
@@ -271,17 +271,34 @@ def test_parts_of_several_formats_are_refused(tmp_path: Path) -> None:
 
 
 def test_widening_is_told_once(checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
-    made = checkpoint("llama", "fp8_block")
+    made = checkpoint("llama", "gptq_desc_act")
     caplog.set_level("INFO")
     for rank in (0, 1):
         Driver(made.folder, dtype=torch.bfloat16, communicator=Rank(rank, 2))
     told = [text for text in caplog.messages if "widened" in text]
     assert len(told) == 1
     assert re.fullmatch(
-        r"FP8 weights are widened to bfloat16 as they load, for want of a kernel: "
+        r"GPTQ INT4 weights are widened to bfloat16 as they load, for want of a kernel: "
         r"0\.000\d+ GB become 0\.000\d+ GB",
         told[0],
     )
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "fp8" in form])
+def test_fp8_is_held_as_it_is(
+    checkpoint: Checkpoints, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    driver = Driver(checkpoint("qwen3_moe", form).folder, dtype=torch.bfloat16)
+    assert not [text for text in caplog.messages if "widened" in text]
+    products = [
+        module
+        for module in driver.model.modules()
+        if isinstance(module, WeightLayer) and module.method.packed_weight(module) is not None
+    ]
+    held = [layer for layer in products if layer.weight.kind == "fp8"]
+    assert len(held) == len(products) - 3  # two routers, the head
+    assert all(layer.held_bytes() == weight_bytes(layer) for layer in held)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -298,15 +298,9 @@ def test_experts_of_odd_sizes_are_refused_at_load(tmp_path: Path) -> None:
         Driver(tmp_path, dtype=torch.bfloat16, args=args, target=GPU)
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (Target(device=torch.device("cpu"), dtype=torch.bfloat16), "the CPU, which has: int8"),
-        (Target(device=torch.device("cuda"), dtype=torch.float32), "bfloat16 or float16"),
-    ],
-)
-def test_where_it_cannot_quantize(target: Target, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_where_it_cannot_quantize() -> None:
+    target = Target(device=torch.device("cuda"), dtype=torch.float32)
+    with pytest.raises(ConfigError, match="bfloat16 or float16"):
         Fp8Config.at_load("fp8", target)
 
 

@@ -122,8 +122,7 @@ class Int8Method(DenseMethod):
         self.kind = "w8a8" if quantizes_x else "int8"
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
-        inputs = _padded(shape.in_features, _INPUTS_OF_CODES)
-        return _padded(shape.out_features, _OUTPUTS) * (inputs + 4)
+        return packed_codes_bytes(shape, 0)
 
 
 class Int4Method(DenseMethod):
@@ -138,6 +137,14 @@ class Int4Method(DenseMethod):
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         groups = _padded(shape.in_features, _INPUTS_OF_CODES) // 64
         return _padded(shape.out_features, _OUTPUTS) * groups * (32 + 2)
+
+
+def packed_codes_bytes(shape: LinearShape, group: int) -> int:
+    """What a weight of 8-bit codes takes as the CPU's wheel packs it, with a float32 scale for each
+    `group` inputs; 0: for each output."""
+    inputs = _padded(shape.in_features, max(group, _INPUTS_OF_CODES))
+    groups = inputs // group if group else 1
+    return _padded(shape.out_features, _OUTPUTS) * (inputs + 4 * groups)
 
 
 def _padded(size: int, step: int) -> int:

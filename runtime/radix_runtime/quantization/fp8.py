@@ -13,6 +13,7 @@ from .storage import WidenableStorage
 
 _WIDENED_ROWS = 1024  # in pieces: no second copy of a large weight in float32
 BLOCK = 128  # outputs and inputs that share a scale in the kernels
+_GROUPS = (128, 64, 32, 16)  # of `ops.pack_weight`, the cheapest first
 
 
 class Scales(Enum):
@@ -88,6 +89,27 @@ class Fp8Storage(WidenableStorage):
             rows.append(of_part[offset : offset + block.size])
             before += units.size
         return torch.cat(rows)
+
+    def input_group(self, inputs: Block) -> int | None:
+        """How many of a rank's inputs share a scale, of the sizes that `ops.pack_weight` has and of
+        which every block has whole ones; 0: all of them. None: blocks are cut across all sizes."""
+        if self.scales is not Scales.BLOCK:
+            return 0
+        size = self.block[1]
+        if inputs.units(size).size == 1:
+            return 0
+        fitting = [group for group in _GROUPS if not (size % group or inputs.first % group)]
+        return fitting[0] if fitting else None
+
+    def group_scales(self, layer: Any, group: int) -> torch.Tensor:
+        """The scales of each output, float32 [out_features, groups of `group` inputs]; as
+        `input_group` has them."""
+        scales = self._output_scales(layer)
+        if not group:
+            return scales
+        inputs = layer.shape.inputs
+        starts = torch.arange(inputs.first, inputs.first + inputs.size, group)
+        return scales[:, starts // self.block[1] - inputs.first // self.block[1]]
 
     def channel_scales(self, layer: Any) -> torch.Tensor:
         """A scale for each output, float32 [out_features]; not of Scales.BLOCK."""

@@ -11,8 +11,17 @@ from ..errors import ConfigError
 from ..families.names import Rename, Rule
 from .at_load import AtLoad
 from .base import LinearMethod
-from .config import LayerKind, QuantizationConfig, Target, read_settings, unquantized
+from .config import (
+    LayerKind,
+    QuantizationConfig,
+    Target,
+    has_kernel,
+    read_settings,
+    require_kernel,
+    unquantized,
+)
 from .fp8 import BLOCK, Fp8Storage, Scales
+from .fp8_packed import Fp8PackedAtLoad, Fp8PackedMethod
 from .fp8_products import (
     Fp8AtLoad,
     Fp8BlockMethod,
@@ -84,11 +93,13 @@ class Fp8Config(QuantizationConfig):
 
 def fp8_method(storage: Fp8Storage, kind: LayerKind, target: Target) -> LinearMethod:
     """What multiplies FP8 weights on this target."""
+    if target.is_cpu and has_kernel(target, "fp8"):
+        return Fp8PackedMethod(storage)
     if target.is_cpu or target.dtype == torch.float32:
         return WidenedMethod(storage)
     if storage.scales is Scales.BLOCK:
-        has_kernel = storage.block == (BLOCK, BLOCK)
-        return Fp8BlockMethod(storage) if has_kernel else WidenedMethod(storage)
+        is_taken = storage.block == (BLOCK, BLOCK)
+        return Fp8BlockMethod(storage) if is_taken else WidenedMethod(storage)
     if kind is not LayerKind.EXPERT:
         return Fp8RowMethod(storage)
     if storage.scales is Scales.TENSOR:
@@ -97,23 +108,27 @@ def fp8_method(storage: Fp8Storage, kind: LayerKind, target: Target) -> LinearMe
 
 
 class Fp8FromFloats(AtLoad):
-    """`--quantization fp8`: a scale for each output, of experts for each block of 128 x 128. The
-    vocabulary matrix keeps the compute type."""
+    """`--quantization fp8`: a scale for each output; on GPUs of experts for each block of 128 x
+    128. The vocabulary matrix keeps the compute type."""
+
+    def __init__(self, *, is_cpu: bool) -> None:
+        self._is_cpu = is_cpu
 
     @classmethod
     def at_load(cls, name: str, target: Target) -> QuantizationConfig:
         if target.is_cpu:
+            require_kernel(target, f"--quantization {name}", "fp8")
+        elif target.dtype == torch.float32:
             raise ConfigError(
-                f"--quantization {name} has no kernel on the CPU, which has: int8, int4"
+                f"--quantization {name} goes with --dtype bfloat16 or float16 on a GPU, not with "
+                "float32"
             )
-        if target.dtype == torch.float32:
-            raise ConfigError(
-                f"--quantization {name} goes with --dtype bfloat16 or float16, not with float32"
-            )
-        return cls()
+        return cls(is_cpu=target.is_cpu)
 
     def linear(self) -> LinearMethod:
-        return Fp8AtLoad()
+        return Fp8PackedAtLoad() if self._is_cpu else Fp8AtLoad()
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
-        return Fp8ExpertsAtLoad() if kind is LayerKind.EXPERT else super().method_of(name, kind)
+        if kind is LayerKind.EXPERT and not self._is_cpu:
+            return Fp8ExpertsAtLoad()
+        return super().method_of(name, kind)
