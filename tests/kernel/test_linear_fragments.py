@@ -248,7 +248,8 @@ def test_embedding(form, dtype, rng):
         out = guarded((len(index), 530), dtype, gap=2)
         rk.embedding(index, packed, out=out.view)
         out.check()
-        assert_same_bits(out.view, expected[index.long()])
+        # A negative zero of e2m1 may be either zero.
+        assert_same_bits(out.view + 0.0, expected[index.long()] + 0.0)
 
 
 def test_embedding_of_no_such_row_is_nan(rng):

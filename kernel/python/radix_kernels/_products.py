@@ -22,7 +22,8 @@ wrong with them, in the same words for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from . import _checks, _choices, _dispatch
@@ -38,6 +39,11 @@ NO_GATE = 0
 GATE_HALVES = 1  # gate rows, then up rows
 GATE_INTERLEAVED = 2  # gate and up rows in turn
 
+# Settings of torch's under which parts of a sum may be rounded to the operands' dtype.
+_ROUNDED_PARTS = (
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+)
 _WIDENED_ROWS = 1 << 14  # of a weight at a time, where torch has no product with wide results
 
 
@@ -321,15 +327,31 @@ def _is_plain_sum(x: Any, bias: Any, residual: Any, name: str) -> bool:
 
 def _sum_with_residual(x: Any, w: Any, residual: Any, out: Any) -> Any:
     """residual + x @ w.T, into out where that is given; residual may be out. The residual is added
-    before the sum is rounded."""
-    if out is not None and out.is_contiguous():
-        is_residual = out.data_ptr() == residual.data_ptr() and out.stride() == residual.stride()
-        if not is_residual:
-            out.copy_(residual)
-        _flat(out).addmm_(_flat(x), w.t())
-        return out
-    result = torch.addmm(_flat(residual), _flat(x), w.t()).view(residual.shape)
+    before the sum is rounded, once."""
+    with _float32_sums():
+        if out is not None and out.is_contiguous():
+            same_strides = out.stride() == residual.stride()
+            if out.data_ptr() != residual.data_ptr() or not same_strides:
+                out.copy_(residual)
+            _flat(out).addmm_(_flat(x), w.t())
+            return out
+        result = torch.addmm(_flat(residual), _flat(x), w.t()).view(residual.shape)
     return result if out is None else out.copy_(result)
+
+
+@contextmanager
+def _float32_sums() -> Iterator[None]:
+    """Forbids cuBLAS, which shares k between blocks where a product has few tiles, to join their
+    parts of a sum in x's dtype."""
+    settings = torch.backends.cuda.matmul
+    before = {name: getattr(settings, name) for name in _ROUNDED_PARTS}
+    for name in before:
+        setattr(settings, name, False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 def _wide_product(x: Any, w: Any, bias: Any, residual: Any) -> Any:

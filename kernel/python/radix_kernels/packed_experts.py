@@ -179,11 +179,9 @@ def fused_experts_packed(
     if experts.native is not None:
         result = _arrays.empty_like(hidden_states) if out is None else out
         ids = ids.contiguous()
-        size = experts.native.workspace_size(x, ids)
-        workspace = _arrays.empty(hidden_states, (size,), "uint8")
-        experts.native.run(
-            x, weights.contiguous(), ids, b1, b2, tuple(gating), mapped, result, workspace
-        )
+        workspace = _arrays.empty(x, (experts.native.workspace_size(x, ids),), "uint8")
+        terms = (b1, b2, tuple(gating))
+        experts.native.run(x, weights.contiguous(), ids, *terms, mapped, result, workspace)
         return result
     result = reference.fused_experts_packed(
         x,

@@ -47,15 +47,15 @@ void launch_mixed_mma(const Problem& q) {
 // the warps that share k: from n, and whether the tokens are more than 16.
 template <class T, Code kCode, int kTokens>
 void mixed_mma_of(const Problem& q) {
-  constexpr int kDepth = kCode == Code::s8 ? 4 : 6, kXStages = kTokens > 32 ? 2 : 3;
+  constexpr int kDepth = kCode == Code::s8 ? 4 : 6;
   constexpr bool kFew = kTokens <= 16;
   const int sms = gpu::multiprocessors(q.gemm.device), strips = (q.gemm.n + kStripRows - 1) / kStripRows;
   const int unit = q.gemm.epilogue.gate == Gate::halves ? 2 : 1;
   const int of_block = (strips / unit + sms - 1) / sms * unit;
-  if (of_block <= 4) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 4, kFew ? 4 : 2, 1, kDepth, kXStages>>(q);
-  if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 8, kFew ? 2 : 1, 1, kDepth, kXStages>>(q);
+  if (of_block <= 4) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 4, kFew ? 4 : 2, 1, kDepth>>(q);
+  if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 8, kFew ? 2 : 1, 1, kDepth>>(q);
   // 7 and a producer are 8 warps: 255 registers a thread.
-  launch_mixed_mma<T, MixedTile<kCode, kTokens, kFew ? 8 : 7, kFew ? 2 : 1, 2, kDepth, kXStages>>(q);
+  launch_mixed_mma<T, MixedTile<kCode, kTokens, kFew ? 8 : 7, kFew ? 2 : 1, 2, kDepth>>(q);
 }
 
 template <class T, Code kCode>

@@ -23,6 +23,8 @@
 // Numbers of a half are 16 scales, then 16 zero points.
 #pragma once
 
+#include <algorithm>
+
 #include "sm90/common/cp_async.cuh"
 #include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/limits.cuh"
@@ -52,11 +54,13 @@ struct MixedParams {
   Epilogue epilogue;
 };
 
-template <Code kCode_, int kTokens_, int kRowWarps_, int kKWarps_, int kUnits_, int kDepth_, int kXStages_>
+constexpr int kMostXStages = 16;
+
+template <Code kCode_, int kTokens_, int kRowWarps_, int kKWarps_, int kUnits_, int kDepth_>
 struct MixedTile {
   static constexpr Code kCode = kCode_;
   static constexpr int kTokens = kTokens_, kRowWarps = kRowWarps_, kKWarps = kKWarps_, kUnits = kUnits_;
-  static constexpr int kDepth = kDepth_, kXStages = kXStages_;
+  static constexpr int kDepth = kDepth_;
   static constexpr int kStrips = kRowWarps * kUnits;
   static constexpr int kWarps = kRowWarps * kKWarps, kConsumers = kWarps * 32, kThreads = kConsumers + 32;
   static constexpr int kCodeBytes = strip_bytes(kCode);
@@ -67,7 +71,13 @@ struct MixedTile {
   static constexpr int kXBytes = kTokens * 128, kXStageBytes = kKWarps * kXBytes;
   static constexpr int kColumnStep = kStrips * 16 + 4;  // floats of a token; 4: banks
   static constexpr int kPartialBytes = kKWarps * kTokens * kColumnStep * 4;
-  static constexpr int kSharedBytes = kXStages * kXStageBytes + kPartialBytes + kWarps * kDepth * kSlotBytes + 1024;
+  // As many stages of x as there is room for: all warps wait for each, and one takes as long to come as codes from
+  // memory.
+  static constexpr int kFixedBytes = kPartialBytes + kWarps * kDepth * kSlotBytes + 1024;
+  static constexpr int kXStages =
+      std::min(kMostXStages, (sm90::kMaxSharedBytes - kFixedBytes) / (kXStageBytes + 2 * 8));
+  static constexpr int kSharedBytes = kXStages * kXStageBytes + kFixedBytes;
+  static_assert(kXStages >= 4, "x is loaded ahead of the products");
   static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 64, "columns of the product, and a TMA box");
   static_assert(kUnits * 2 * (kScaleBytes / 16 + 1) <= 32, "a lane for each 16 bytes of numbers");
   static_assert(kUnits == 1 || kUnits == 2, "a gate strip and its up strip are one warp's, or neighbours'");
