@@ -1,4 +1,5 @@
-"""A random gpt-oss with MXFP4 experts on a GPU: biases, clamped SwiGLU, sinks, windows of 128.
+"""A random gpt-oss on a GPU, with experts in MXFP4 and in floats: biases, clamped SwiGLU, sinks,
+windows of 128.
 
     python -m tests.gpu.gpt_oss_tokens [--device cuda]
 
@@ -40,7 +41,10 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WIDTH = 384  # of an expert
-EXPONENTS = range(118, 121)  # weights with which rounding does not grow from layer to layer
+EXPERTS = ("mxfp4", "floats")
+# Weights of experts with which rounding does not grow from layer to layer.
+EXPONENTS = range(118, 121)
+SPREAD = 0.02
 
 
 def against_transformers(model: torch.nn.Module, rows: list[dict[str, Any]]) -> tuple[str, bool]:
@@ -66,18 +70,31 @@ def against_transformers(model: torch.nn.Module, rows: list[dict[str, Any]]) -> 
     return text, distance < EXACT and behind < EXACT
 
 
-def check(device: str, sizes: Mapping[str, Any], width: int) -> bool:
+def check(device: str, sizes: Mapping[str, Any], width: int, experts: str) -> bool:
     """Prints a line for each run; whether all is well."""
+    settings: dict[str, Any] = mxfp4_models.SETTINGS
+    left_out: tuple[str, ...] = ()
+    if experts == "floats":
+        settings = {**settings, "modules_to_not_convert": ["model.layers.*.mlp", "lm_head"]}
+        left_out = tuple(f"model.layers.{i}" for i in range(sizes["num_hidden_layers"]))
     with tempfile.TemporaryDirectory() as home:
-        made = mxfp4_models.write(Path(home), width, sizes=sizes, exponents=EXPONENTS)
+        made = mxfp4_models.write(
+            Path(home),
+            width,
+            settings,
+            left_out=left_out,
+            sizes=sizes,
+            exponents=EXPONENTS,
+            spread=SPREAD,
+        )
         exact = answers(made.folder, device=device, dtype="float32")
-        is_well = _tell("float32", *against_transformers(made.reference, exact))
+        is_well = _tell(f"{experts}, float32", *against_transformers(made.reference, exact))
         runs: dict[str, dict[str, Any]] = {"bfloat16": {}}
         if device != "cpu":
             runs["bfloat16, queued"] = {"disable_cuda_graph": True}
-        for name, settings in runs.items():
-            found = answers(made.folder, device=device, dtype="bfloat16", **settings)
-            is_well &= _tell(name, *compare(exact, found))
+        for name, flags in runs.items():
+            found = answers(made.folder, device=device, dtype="bfloat16", **flags)
+            is_well &= _tell(f"{experts}, {name}", *compare(exact, found))
     return is_well
 
 
@@ -90,7 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    sys.exit(not check(args.device, SIZES, WIDTH))
+    found = [check(args.device, SIZES, WIDTH, experts) for experts in EXPERTS]
+    sys.exit(not all(found))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ def oracle_of_codes(x, experts, weights, ids, activation, terms):
 
 
 KINDS = [
-    ("int8", 0), ("int8", 32), ("int4", 64), ("w8a8", 0), ("w8a8", 64), ("w4a8", 32), ("mxfp4", 32),
+    ("fp8", 0), ("int8", 0), ("int8", 32), ("int4", 64), ("w8a8", 0), ("w8a8", 64), ("w4a8", 32),
+    ("mxfp4", 32),
 ]  # fmt: skip
 
 

@@ -35,12 +35,16 @@ def write(
     left_out: tuple[str, ...] = (),
     sizes: Mapping[str, Any] | None = None,
     exponents: range = range(120, 125),
+    spread: float = 0.15,
 ) -> Checkpoint:
     """The checkpoint of a model with experts of this width; those of the layers `left_out`
     (`model.layers.1`) stay floats. `sizes`: other keys of its configuration. `exponents`: those of
-    the blocks, plus 127."""
+    the blocks, plus 127. `spread`: of experts that stay floats."""
     changes = {**FAMILY_MODELS["gpt_oss"].changes, "intermediate_size": width, **(sizes or {})}
     model = random_model(FamilyModel("GptOss", changes))
+    for key, param in model.named_parameters():
+        if re.match(_EXPERTS, key):
+            param.data.mul_(spread / 0.15)
     save(model, folder)
     tensors: Tensors = {}
     generator = torch.Generator().manual_seed(width)

@@ -89,13 +89,14 @@ def test_toggle_tokens(tmp_path: Path) -> None:
     assert toggle_tokens.compare(file, ["qwen3"], ["cache"], "cpu") == 1
 
 
+@pytest.mark.parametrize("experts", gpt_oss_tokens.EXPERTS)
 def test_gpt_oss_tokens(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    experts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {**gpt_oss_tokens.SIZES, "hidden_size": 128, "num_hidden_layers": 2}
-    assert gpt_oss_tokens.check("cpu", sizes, width=64)
+    assert gpt_oss_tokens.check("cpu", sizes, 64, experts)
     assert capsys.readouterr().out.count("ok ") == 2
     without = ExpertTerms(bias1=None, bias2=None, activation=ops.ClampedSwiGlu())
     monkeypatch.setattr(Experts, "terms", lambda self: without)
-    assert not gpt_oss_tokens.check("cpu", sizes, width=64)
-    assert "WRONG float32" in capsys.readouterr().out
+    assert not gpt_oss_tokens.check("cpu", sizes, 64, experts)
+    assert f"WRONG {experts}, float32" in capsys.readouterr().out

@@ -224,6 +224,12 @@ def test_16_bits(checkpoint: Checkpoints, dtype: torch.dtype, bound: float) -> N
     assert 1e-5 < float(error.median()) < bound
 
 
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A GPU that multiplies no MXFP4."""
+    monkeypatch.setattr("radix_runtime.quantization.mxfp4.has_kernel", lambda *_: False)
+    return Target(device=torch.device("cuda"), dtype=torch.float32)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("width", [HALVES, MID_BLOCK])
 def test_without_a_kernel_they_are_widened(
@@ -236,7 +242,7 @@ def test_without_a_kernel_they_are_widened(
     """Then ranks may share an expert in mid block."""
     monkeypatch.setattr(mxfp4, "has_kernel", lambda *_: False)
     caplog.set_level("INFO")
-    gpu = Target(device=torch.device("cuda"), dtype=torch.float32)
+    gpu = without_kernels(monkeypatch)
     check(checkpoint(width), ranks, target=gpu)
     told = [text for text in caplog.messages if "widened" in text]
     assert len(told) == 1
@@ -254,7 +260,7 @@ def test_widened_experts_in_one_tensor(
     monkeypatch.setattr(mxfp4, "has_kernel", lambda *_: False)
     monkeypatch.setattr(WidenedMethod, "stacks_experts", True)
     monkeypatch.setattr(WidenedMethod, "keep", PlainMethod.keep)
-    gpu = Target(device=torch.device("cuda"), dtype=torch.float32)
+    gpu = without_kernels(monkeypatch)
     check(checkpoint(MID_BLOCK), ranks, target=gpu)
 
 

@@ -22,6 +22,7 @@ from radix_runtime.errors import ConfigError
 from radix_runtime.step_plan import Forward, RowSampling, StepPlan, decode_plan, prefill_plan
 from radix_runtime.step_shape import StepShapes, default_decode_sizes, default_token_sizes
 from tests.runtime.fake_graphs import FakeRecorder, install
+from tests.runtime.family_models import random_model
 from tests.runtime.tiny_models import reference_model, save
 
 torch.set_num_threads(1)
@@ -98,6 +99,17 @@ def test_captured_steps_give_the_same_tokens(
     with monkeypatch.context() as context:
         context.setattr(ModelRunner, "pads_steps", lambda runner, args: False)
         assert answers(folder, **settings) == captured
+
+
+def test_captured_steps_with_sinks_windows_and_experts(
+    recorder: FakeRecorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = save(random_model("gpt_oss"), tmp_path)
+    captured = answers(folder)
+    assert recorder.recorded > 0 and recorder.replayed > 10
+    with monkeypatch.context() as context:
+        context.setattr(ModelRunner, "pads_steps", lambda runner, args: False)
+        assert answers(folder) == captured
 
 
 class FreeMasks:

@@ -184,16 +184,9 @@ def fused_experts_packed(
         experts.native.run(x, weights.contiguous(), ids, *terms, mapped, result, workspace)
         return result
     result = reference.fused_experts_packed(
-        x,
-        experts,
-        weights,
-        ids,
-        bias1=b1,
-        bias2=b2,
-        activation=activation,
-        expert_map=mapped,
+        x, experts, weights, ids, bias1=b1, bias2=b2, activation=activation, expert_map=mapped,
         out=target,
-    )
+    )  # fmt: skip
     return result if out is None else out
 
 
