@@ -53,6 +53,7 @@ stage attention 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/
 stage triton 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_triton_{attention,attention_fp8,mla}.py &
 # Takes the GPU by itself, through the public ops without a native library.
 stage triton-fp8 200 "${cuda[@]}" "${pytest[@]}" --reference tests/kernel/test_triton_{fp8,int8}.py &
+stage triton-codes 400 "${cuda[@]}" "${pytest[@]}" --reference tests/kernel/test_triton_codes{,_experts}.py &
 stage mla 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_mla*.py &
 stage gemm 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_{gemm,gemm_errors,gemm_fp8,gemm_int8,gemm_many,quantize,quantize_int8}.py &
 stage moe 200 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/test_moe*.py tests/kernel/test_experts.py \
@@ -77,7 +78,9 @@ stage tokens 200 "${cuda[@]}" -m tests.runtime.demo_tokens check --device "$devi
   stage toggles 400 "${cuda[@]}" -m tests.gpu.toggle_tokens compare "$site/toggles.json" --device "$device"
 } &
 stage random-load 400 "${cuda[@]}" -m tests.gpu.random_load bench/serving/models/qwen3-0.6b --device "$device" --runs 0 &
-stage quantized 300 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" &
+stage quantized 300 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" --formats block channel int8 tensor at_load &
+stage codes 500 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" --models llama --formats awq gptq_desc_act w4a16 int4 q4_0 &
+stage codes-experts 500 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" --models qwen3_moe --formats awq int8_weights &
 stage graph-tokens 400 "${cuda[@]}" -m tests.gpu.graph_tokens bench/serving/models/qwen3-0.6b --requests 60 &
 stage constrained 200 "${cuda[@]}" -m tests.gpu.constrained_tokens --device "$device" &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &

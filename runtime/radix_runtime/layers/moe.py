@@ -117,7 +117,8 @@ class Experts(nn.ModuleDict):
     def _stack(
         self, device: torch.device, first: set[LinearMethod], second: set[LinearMethod]
     ) -> None:
-        if self._has_terms and device.type != "cpu" and not ops.has_triton():
+        is_tritons = self._has_terms and not self._packs
+        if is_tritons and device.type != "cpu" and not ops.has_triton():
             raise ConfigError(
                 "experts with biases or an activation other than silu are Triton's on "
                 f"{device.type}, and it is not installed"
