@@ -55,11 +55,12 @@ def topk_softmax(
     """
     op = "topk_softmax"
     weights, ids = _routed(op, gating_output, topk, out)
-
-    def call(run: _dispatch.Native, _bound: bool) -> None:
+    run = _dispatch.native(op, gating_output)
+    if run is not None and num_expert_group > 1 and _arrays.device_type(gating_output) != "cpu":
+        why = f"{op} within groups of experts is for the CPU"
+        run = _dispatch.fallback(op, gating_output, run, why)
+    if run is not None:
         run(gating_output, renormalize, num_expert_group, topk_group, weights, ids)
-
-    if _dispatch.attempt(op, gating_output, call):
         return weights, ids
     x, w, i = torch_views(gating_output, weights, ids)
     check_routing(op, "gating_output", x, w, i)
