@@ -7,7 +7,7 @@ import pytest
 from radix_kernels._choices import (
     HOPPER_ROWS,
     blas_is_ahead,
-    blas_is_ahead_of_fused,
+    blas_is_ahead_of_gated,
     triton_experts_are_faster,
 )
 
@@ -39,29 +39,24 @@ def test_where_blas_is_ahead(rows, shape, ahead):
 
 
 @pytest.mark.parametrize(
-    ("rows", "gated", "ahead"),
+    ("rows", "ahead"),
     [
-        (HOPPER_ROWS, True, False),
-        (HOPPER_ROWS + 1, False, True),
-        (115, False, True),
-        (116, False, False),
-        (127, True, True),
-        (128, True, False),
-        (129, False, True),
-        (230, False, True),
-        (231, False, False),
-        (255, True, True),
-        (256, True, False),
-        (257, False, True),
-        (460, False, True),
-        (461, False, False),
-        (511, True, True),
-        (513, True, False),
+        (HOPPER_ROWS, False),
+        (HOPPER_ROWS + 1, True),
+        (127, True),
+        (128, False),
+        (129, True),
+        (255, True),
+        (256, False),
+        (257, True),
+        (511, True),
+        (512, False),
+        (513, False),
     ],
 )
-def test_where_blas_is_ahead_of_fused_products(rows, gated, ahead):
-    assert blas_is_ahead_of_fused(rows, 6144, 1024, gated=gated) == ahead
-    assert not blas_is_ahead_of_fused(rows, 6144, 1023, gated=gated)  # less than 12 MiB
+def test_where_blas_is_ahead_of_gated_products(rows, ahead):
+    assert blas_is_ahead_of_gated(rows, 6144, 1024) == ahead
+    assert not blas_is_ahead_of_gated(rows, 6144, 1023)  # less than 12 MiB
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ROUNDED = {torch.float16: (5e-4, 7e-4), torch.bfloat16: (3.95e-3, 4.3e-3)}
 COMPOSED = {torch.float16: (2e-3, 6e-3), torch.bfloat16: (1.2e-2, 4e-2)}
 WIDE = (1e-5, 1e-4)
 
-TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 96, 97, 200, 1024, 1025]
+TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 96, 97, 200, 512, 513]
 SHAPES = [(1, 2), (16, 64), (17, 66), (48, 34), (100, 200), (264, 1032), (1000, 512)]
 # By the strips that a multiprocessor has: up to 4, 8 and 16, and two tiles for some blocks.
 LARGE = [(6144, 1024), (12288, 512), (28672, 384), (40016, 128), (1024, 4096)]

@@ -12,7 +12,7 @@ HOPPER_ROWS = 64
 
 # Up to so many rows of x the kernel for few rows takes a quantized weight on Hopper.
 QUANTIZED_ROWS = 64
-_QUANTIZED_ROWS_ON_WGMMA = 1024  # an estimate: not measured
+_QUANTIZED_ROWS_ON_WGMMA = 512
 
 _MEBIBYTE = 1 << 20
 
@@ -33,19 +33,18 @@ def blas_is_ahead(rows: int, n: int, k: int) -> bool:
     return k <= longest_k and n <= 8192 and 4 * _MEBIBYTE <= weight_bytes < 96 * _MEBIBYTE
 
 
-def blas_is_ahead_of_fused(rows: int, n: int, k: int, *, gated: bool) -> bool:
-    """Whether cuBLAS and what stands behind it, apart, are ahead of Hopper's kernel for 16-bit `x
-    [rows, k] @ weight [n, k].T` with a residual or, `gated`, SiLU-and-mul (docs/kernels/gemm.md).
+def blas_is_ahead_of_gated(rows: int, n: int, k: int) -> bool:
+    """Whether cuBLAS and SiLU-and-mul, apart, are ahead of Hopper's kernel for both of 16-bit `x
+    [rows, k] @ weight [n, k].T` (docs/kernels/gemm.md).
 
-    They are where a batch of 65 to 511 rows leaves some of the kernel's last tile empty: a tenth,
-    or gated anything; for weights of 12 MiB and more. Rows of smaller weights stay with the kernel.
+    They are where a batch of 65 to 511 rows leaves anything of the kernel's last tile empty, for
+    weights of 12 MiB and more. Products with a residual stay with the kernel whatever their rows:
+    where cuBLAS shares k between blocks it rounds parts of a sum.
     """
     if not HOPPER_ROWS < rows < 512 or 2 * n * k < 12 * _MEBIBYTE:
         return False
     tile = 128 if rows <= 128 else 256
-    held = -(-rows // tile) * tile
-    most = held if gated else 0.9 * held
-    return rows < most
+    return rows % tile != 0
 
 
 def quantized_rows(kind: str, group: int) -> int:

@@ -8,8 +8,8 @@
     codes       any other quantized weight on a GPU, in rows of codes: Triton's kernel
     Hopper      on sm_90, 16-bit operands whose rows begin at multiples of 16 bytes, K in multiples
                 of 8: up to 64 rows unless cuBLAS is ahead (`_choices.blas_is_ahead`); of more, N in
-                multiples of 8, where something is fused (a residual, a gate) and cuBLAS is not
-                ahead all the same (`blas_is_ahead_of_fused`). A row's bits depend neither on the
+                multiples of 8, where something is fused: a residual, or a gate unless cuBLAS is
+                ahead of both (`blas_is_ahead_of_gated`). A row's bits depend neither on the
                 other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and
                 above. With a PackedWeight it fetches the first bytes of the weight while the
                 preceding kernel still runs
@@ -22,8 +22,7 @@ wrong with them, in the same words for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from . import _checks, _choices, _dispatch
@@ -39,11 +38,6 @@ NO_GATE = 0
 GATE_HALVES = 1  # gate rows, then up rows
 GATE_INTERLEAVED = 2  # gate and up rows in turn
 
-# Settings of torch's under which parts of a sum may be rounded to the operands' dtype.
-_ROUNDED_PARTS = (
-    "allow_bf16_reduced_precision_reduction",
-    "allow_fp16_reduced_precision_reduction",
-)
 _WIDENED_ROWS = 1 << 14  # of a weight at a time, where torch has no product with wide results
 
 
@@ -277,7 +271,7 @@ def _blas_is_ahead(
 ) -> bool:
     """Whether torch's way is faster, of those that give the same."""
     if fused:
-        return bias is None and _choices.blas_is_ahead_of_fused(rows, n, k, gated=gated)
+        return gated and bias is None and _choices.blas_is_ahead_of_gated(rows, n, k)
     has_other_bias = bias is not None and bias.dtype != x.dtype
     return not (wide or has_other_bias) and _choices.blas_is_ahead(rows, n, k)
 
@@ -327,31 +321,15 @@ def _is_plain_sum(x: Any, bias: Any, residual: Any, name: str) -> bool:
 
 def _sum_with_residual(x: Any, w: Any, residual: Any, out: Any) -> Any:
     """residual + x @ w.T, into out where that is given; residual may be out. The residual is added
-    before the sum is rounded, once."""
-    with _float32_sums():
-        if out is not None and out.is_contiguous():
-            same_strides = out.stride() == residual.stride()
-            if out.data_ptr() != residual.data_ptr() or not same_strides:
-                out.copy_(residual)
-            _flat(out).addmm_(_flat(x), w.t())
-            return out
-        result = torch.addmm(_flat(residual), _flat(x), w.t()).view(residual.shape)
+    before the sum is rounded, though cuBLAS may round parts of it."""
+    if out is not None and out.is_contiguous():
+        same_strides = out.stride() == residual.stride()
+        if out.data_ptr() != residual.data_ptr() or not same_strides:
+            out.copy_(residual)
+        _flat(out).addmm_(_flat(x), w.t())
+        return out
+    result = torch.addmm(_flat(residual), _flat(x), w.t()).view(residual.shape)
     return result if out is None else out.copy_(result)
-
-
-@contextmanager
-def _float32_sums() -> Iterator[None]:
-    """Forbids cuBLAS, which shares k between blocks where a product has few tiles, to join their
-    parts of a sum in x's dtype."""
-    settings = torch.backends.cuda.matmul
-    before = {name: getattr(settings, name) for name in _ROUNDED_PARTS}
-    for name in before:
-        setattr(settings, name, False)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(settings, name, value)
 
 
 def _wide_product(x: Any, w: Any, bias: Any, residual: Any) -> Any:
