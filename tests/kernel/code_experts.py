@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 
 import radix_kernels as rk
+from tests.kernel.code_weights import FLOAT4
 from tests.kernel.experts_cases import Experts
 from tests.kernel.helpers import integers
-
-# Of e2m1, by code.
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class CodeWeight:
             return numbers.double().repeat_interleave(self.form.group or k, 1)[:, :k]
 
         if self.form.kind == "mxfp4":
-            return E2M1[self.codes.long()] * torch.exp2(wide(self.scales) - 127)
+            return FLOAT4[self.codes.long()] * torch.exp2(wide(self.scales) - 127)
         if self.zeros is not None:
             return (self.codes.double() - wide(self.zeros)) * wide(self.scales)
         return (self.codes.double() - (8 if self.form.kind == "int4" else 0)) * wide(self.scales)

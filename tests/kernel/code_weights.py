@@ -10,6 +10,7 @@ import torch
 import radix_kernels as rk
 from tests.kernel.helpers import integers
 
+# 4-bit floats (e2m1), by code.
 FLOAT4 = torch.tensor(
     [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64
 )

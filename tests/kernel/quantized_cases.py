@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 
+from tests.kernel.code_weights import FLOAT4
 from tests.kernel.helpers import integers
-
-FLOAT4 = torch.tensor(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64
-)
 
 
 @dataclass(frozen=True)

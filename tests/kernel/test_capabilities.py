@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,17 @@ def test_what_multiplies_quantized_weights(no_library, monkeypatch):
     assert {entry["impl"] for entry in rk.capabilities()["weights"].values()} >= {"none"}
     with pytest.raises(ValueError, match="kind is 'int3', expected one of dense, int8"):
         rk.weight_kernel("int3", "cpu")
+
+
+def test_what_multiplies_float32_by_quantized_weights_on_hopper(no_library, monkeypatch):
+    """The library has nothing for float32 there: Triton's kernel, or none."""
+    library = SimpleNamespace(linear_packed=object(), isa="sm_90")
+    monkeypatch.setattr(_loader, "bind", library)
+    monkeypatch.setattr(_loader, "backend", "cuda")
+    for is_installed, expected in ((True, "triton"), (False, "reference")):
+        monkeypatch.setattr(_dispatch, "triton_installed", lambda found=is_installed: found)
+        assert rk.weight_kernel("int4", "cuda")[0] == "cuda:sm_90"
+        assert rk.weight_kernel("int4", "cuda", "float32")[0] == expected
 
 
 def test_keys_and_ops():

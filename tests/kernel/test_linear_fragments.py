@@ -9,6 +9,7 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _choices
+from tests.kernel.code_weights import FLOAT4
 from tests.kernel.gemm_cases import HALVES
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, integers, spread
 from tests.kernel.quantized_cases import FORMS, make_form, random_weight
@@ -224,17 +225,12 @@ def test_every_power_of_two(power):
     powers = torch.full((16, 16), power, dtype=torch.uint8)
     packed = rk.pack_weight(stored, powers, "mxfp4")
     codes = torch.stack([stored & 15, stored >> 4], dim=-1).view(16, 512).long()
-    value = random_values_of(codes) * 2.0 ** (power - 127)
+    value = FLOAT4[codes] * 2.0 ** (power - 127)
     for tokens in (1, 40):
         x = torch.zeros(tokens, 512, dtype=torch.bfloat16)
         x[0, ::3] = 1
         got = rk.linear(x, packed, out_dtype=torch.float32)
         assert_close("linear mxfp4", got, x.double() @ value.T, (1e-6, 1e-6))
-
-
-def random_values_of(codes):
-    floats = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-    return torch.cat([floats, -floats])[codes]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

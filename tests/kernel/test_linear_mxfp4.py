@@ -10,15 +10,13 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import reference
+from tests.kernel.code_weights import FLOAT4
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
 from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
 
 pytestmark = CPU_LIBRARY_ONLY
 
 SIZES = [(1, 34), (16, 64), (17, 32), (48, 128), (100, 8), (33, 1000), (80, 418), (15, 2)]
-FLOAT4 = torch.tensor(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64
-)
 
 
 def random_weight(n, k, rng, low=112, high=124):

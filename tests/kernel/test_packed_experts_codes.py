@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels.packed_weight import FRAGMENT_LAYOUT
 from tests.kernel.code_experts import CodeExperts, CodeKind, random_experts
 from tests.kernel.experts_cases import TOLERANCE
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded
@@ -190,6 +191,31 @@ def test_experts_of_two_kinds(rng, device):
     other = make((1, 2, 1, 64, 32), KINDS[4], torch.bfloat16, rng).pack()
     with pytest.raises(ValueError, match="differ"):
         rk.PackedExperts(w1=(one.w1[0], other.w1[1]), w2=one.w2)
+
+
+def test_stacked_experts_hold_nothing_but_the_stack():
+    """What held the weights before is freed: every part, that which describes them too."""
+    sizes = {
+        "layout": FRAGMENT_LAYOUT,
+        "dtype": "bfloat16",
+        "kind": "int8",
+        "scale_dtype": "bfloat16",
+    }
+
+    def weights(n: int, k: int) -> tuple[rk.PackedWeight, ...]:
+        data = [torch.full((n * k,), i, dtype=torch.uint8) for i in range(3)]
+        return tuple(rk.PackedWeight(data=each, n=n, k=k, **sizes) for each in data)
+
+    packed = rk.PackedExperts(w1=weights(64, 16), w2=weights(16, 32))
+    stacked = packed.stacked
+    assert stacked is not None
+    for stack, held in (
+        (stacked.w1, (*packed.w1, stacked.first)),
+        (stacked.w2, (*packed.w2, stacked.second)),
+    ):
+        assert stack[:, 0].tolist() == [0, 1, 2]
+        storages = {weight.data.untyped_storage().data_ptr() for weight in held}
+        assert storages == {stack.untyped_storage().data_ptr()}
 
 
 def test_wrong_arguments(rng):

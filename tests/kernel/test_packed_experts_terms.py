@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from tests.kernel.code_weights import FLOAT4
 from tests.kernel.experts_cases import ACTIVATIONS, activated
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
 from tests.kernel.packed_experts_cases import TOLERANCE, dequantized, make, oracle
@@ -73,17 +74,13 @@ def mxfp4_experts(experts: int, rows: int, columns: int, rng) -> tuple[rk.Packed
     return tuple(one() for _ in range(experts))
 
 
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
-
-
 def numbers_of(packed: rk.PackedWeight) -> torch.Tensor:
     """What the codes of a weight stand for, float64."""
     if packed.kind != "mxfp4":
         return dequantized(packed)
     codes, powers, _ = rk.unpack_weight(packed)
     halves = torch.stack((codes & 15, codes >> 4), -1).flatten(1).long()
-    values = E2M1[halves & 7] * (1 - 2 * (halves >> 3))
-    return values * torch.exp2(powers.double() - 127).repeat_interleave(32, 1)
+    return FLOAT4[halves] * torch.exp2(powers.double() - 127).repeat_interleave(32, 1)
 
 
 def oracle_of_codes(x, experts, weights, ids, activation, terms):

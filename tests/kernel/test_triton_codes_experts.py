@@ -165,6 +165,9 @@ def test_rows_of_one_tensor_are_not_copied(rng):
     assert again.nbytes == packed.nbytes == sum(stack.numel() for stack in packed.stacks)
     backwards = rk.PackedExperts(w1=packed.w1[::-1], w2=packed.w2[::-1])
     assert torch.equal(backwards.stacks[0], packed.stacks[0].flip(0))
+    for side, stack in zip((backwards.w1, backwards.w2), backwards.stacks, strict=True):
+        storages = {weight.data.untyped_storage().data_ptr() for weight in side}
+        assert storages == {stack.untyped_storage().data_ptr()}
 
 
 def test_experts_of_different_forms(rng):
@@ -186,14 +189,23 @@ def test_experts_of_different_forms(rng):
         rk.PackedExperts(w1=(packed.w1[0], wide.w1[1]), w2=packed.w2[:2])
 
 
+def test_products_that_do_not_fit_together(rng):
+    _, packed = make((1, 3, 2, 64, 32), "int4", 32, "", torch.bfloat16, rng)
+    with pytest.raises(ValueError, match=r"w1 has 3 experts, expected 2 \(w2\)"):
+        rk.PackedExperts(w1=packed.w1, w2=packed.w2[:2])
+    _, wide = make((1, 3, 2, 64, 48), "int4", 32, "", torch.bfloat16, rng)
+    with pytest.raises(ValueError, match=r"w1\[0\] has shape \(64, 64\), expected \(96, 64\)"):
+        rk.PackedExperts(w1=packed.w1, w2=wide.w2)
+
+
 def test_errors(rng):
     case, packed = make((4, 3, 2, 64, 32), "int4", 32, "", torch.float16, rng)
     x = case.x.to(DEVICE)
     weights = case.weights.to(DEVICE)
     ids = case.ids.to(DEVICE)
     for arguments, error, message in (
-        ((x.float(), packed, weights, ids), TypeError, "x has dtype"),
-        ((x[:, 1:], packed, weights, ids), ValueError, "last dimension 63"),
+        ((x.float(), packed, weights, ids), TypeError, "hidden_states has dtype"),
+        ((x[:, 1:], packed, weights, ids), ValueError, r"hidden_states has shape \[4, 63\]"),
         ((x, packed, weights[1:], ids), ValueError, "topk_weights"),
         ((x, packed, weights, ids.long()), TypeError, "topk_ids"),
     ):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import radix_kernels
-from radix_kernels import _dispatch, packed_weight
+from radix_kernels import _dispatch, _loader, packed_weight
 from radix_runtime import ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.facts import weight_bytes
@@ -217,6 +217,17 @@ def test_without_triton_codes_are_refused_or_widened(monkeypatch: pytest.MonkeyP
     assert method_of(SETTINGS["mxfp4"], LayerKind.EXPERT).widens == "MXFP4"
 
 
+def test_on_the_cpu_codes_need_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_loader, "bind", None)
+    cpu = Target(device=torch.device("cpu"), dtype=torch.bfloat16)
+    for name in ("int8", "int4", "fp8"):
+        with pytest.raises(ConfigError, match="has no kernel on the CPU here.* radix-kernels-cpu"):
+            quantization_of(name, None, cpu)
+    for settings in (q.FP8_TENSOR, SETTINGS["mxfp4"]):
+        method = quantization_of(None, settings, cpu).method_of("experts.0.up", LayerKind.EXPERT)
+        assert method.widens is not None
+
+
 def test_experts_whose_inputs_have_an_order_are_widened_on_a_gpu() -> None:
     settings = q.gptq_settings(4, 64, desc_act=True)
     assert method_of(settings).widens is None
@@ -252,5 +263,7 @@ def test_a_stack_holds_what_is_of_one_form(held_as_on_a_gpu: Target) -> None:
         _, scales, _ = radix_kernels.unpack_weight(held[index])
         assert (scales == 0.5 + index).all()
     assert held[1].zeros
-    experts = radix_kernels.PackedExperts(w1=tuple(held), w2=tuple(held))
+    down = torch.zeros(64, 8, dtype=torch.uint8)
+    w2 = radix_kernels.pack_weight(down, torch.ones(64, 1), "int4", group=64)
+    experts = radix_kernels.PackedExperts(w1=tuple(held), w2=(w2,) * 3)
     assert experts.w1[0].zeros and experts.stacks[0].shape[0] == 3

@@ -46,21 +46,23 @@ def capabilities() -> dict[str, Any]:
     }
 
 
-def weight_kernel(kind: str, device: str) -> tuple[str, str]:
+def weight_kernel(kind: str, device: str, dtype: str = "bfloat16") -> tuple[str, str]:
     """(implementation, why) of products with weights of a kind of `pack_weight` on a device type,
-    in the words of `capabilities()`; the implementation is `none` where `pack_weight` refuses the
-    kind."""
+    for x of the dtype (its name), in the words of `capabilities()`; the implementation is `none`
+    where `pack_weight` refuses the kind. Of the groups that a kind may have some are Triton's on
+    every GPU. ValueError for a kind that there is not."""
     if kind not in KINDS:
         raise ValueError(f"weight_kernel: kind is {kind!r}, expected one of {', '.join(KINDS)}")
     if kind == "dense":
-        return _dispatch.describe("linear_dense" if device != "cpu" else "linear_packed", device)
+        name = "linear_dense" if device != "cpu" else "linear_packed"
+        return _dispatch.describe(name, device, dtype)
     if device != "cpu" and kind in GROUPS:
-        native = _dispatch.describe("linear_packed", device)
+        native = _dispatch.describe("linear_packed", device, dtype)
         is_native = native[1] == "native kernel"
-        return native if is_native else _dispatch.describe("linear_codes", device)
+        return native if is_native else _dispatch.describe("linear_codes", device, dtype)
     if device != "cpu":
         return "none", f"a GPU has {', '.join(GROUPS)}"
-    impl, why = _dispatch.describe("linear_packed", device)
+    impl, why = _dispatch.describe("linear_packed", device, dtype)
     return ("none", why) if impl == "reference" else (impl, why)
 
 

@@ -10,16 +10,15 @@ from typing import Any
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array, torch_views
-from ._checks.linear import check_packed
-from ._checks.moe import check_biases, check_packed_experts
+from ._checks.moe import check_biases, check_expert_shapes, check_packed_experts
 from ._lazy import reference
 from .codes_layout import CODES_LAYOUT, CodeParts, CodeProduct, split
 from .gating import Activation, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
 from .moe import moe_align_block_size
-from .packed_weight import FRAGMENT_LAYOUT, REFERENCE_LAYOUT, PackedWeight, pack_weight
-from .stacked_experts import StackedExperts, stack, takes
+from .packed_weight import FRAGMENT_LAYOUT, REFERENCE_LAYOUT, PackedWeight, pack_weight, wait
+from .stacked_experts import StackedExperts, check_inputs, stack, takes
 from .weight_stack import stack_weights, to_rows_of_codes
 
 
@@ -55,12 +54,15 @@ class PackedExperts:
         object.__setattr__(self, "native", native)
 
     def _stack(self) -> None:
+        op = "PackedExperts"
+        check_expert_shapes(op, [w.shape for w in self.w1], [w.shape for w in self.w2])
         if takes(self.w1, self.w2):
             self._set(zip(("stacked", "w1", "w2"), stack(self.w1, self.w2), strict=True))
-            return
-        w1, first = stack_weights("PackedExperts", [to_rows_of_codes(w) for w in self.w1])
-        w2, second = stack_weights("PackedExperts", [to_rows_of_codes(w) for w in self.w2])
-        self._set({"w1": w1, "w2": w2, "stacks": (first, second)}.items())
+        else:
+            w1, first = stack_weights(op, [to_rows_of_codes(w) for w in self.w1])
+            w2, second = stack_weights(op, [to_rows_of_codes(w) for w in self.w2])
+            self._set({"w1": w1, "w2": w2, "stacks": (first, second)}.items())
+        wait(_arrays.as_torch(self.w1[0].data))
 
     def _set(self, fields: Iterable[tuple[str, Any]]) -> None:
         for name, value in fields:
@@ -172,10 +174,11 @@ def fused_experts_packed(
             return result
     by_triton = _triton_kernel(op, x, experts, target)
     if by_triton is not None:
-        result = _arrays.empty_like(x) if target is None else target
+        result = _arrays.empty_like(hidden_states) if out is None else out
+        there = _arrays.as_torch(result)
         first, second = experts.products(b1, b2)
-        by_triton(x, first, second, weights, ids, mapped, result, gating, moe_align_block_size)
-        return result if out is None else out
+        by_triton(x, first, second, weights, ids, mapped, there, gating, moe_align_block_size)
+        return result
     if experts.native is not None:
         result = _arrays.empty_like(hidden_states) if out is None else out
         ids = ids.contiguous()
@@ -194,7 +197,7 @@ def _triton_kernel(op: str, x: Any, experts: PackedExperts, out: Any) -> _dispat
     """Triton's kernel for experts in stacks of codes; None where they are in none."""
     if experts.stacks is None:
         return None
-    check_packed(op, x, experts.w1[0].k, experts.w1[0].dtype)
+    check_inputs(op, x, experts.w1[0])
     _checks.contiguous_last(op, "hidden_states", x)
     if out is not None:
         _checks.contiguous_last(op, "out", out)

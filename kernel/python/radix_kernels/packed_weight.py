@@ -165,11 +165,11 @@ def pack_weight(
 def _copied_bytes(w: Array) -> Any:
     """The rows of w, one after the other, in memory of their own: uint8 on its device."""
     rows = _arrays.as_torch(w).clone(memory_format=torch.contiguous_format)
-    _wait(rows)
+    wait(rows)
     return rows.view(-1).view(torch.uint8)
 
 
-def _wait(data: Any) -> None:
+def wait(data: Any) -> None:
     """Until a GPU has written data: kernels that start early count on it."""
     if data.is_cuda:
         torch.cuda.current_stream(data.device).synchronize()
@@ -251,7 +251,7 @@ def _packed_natively(
         data,
     )
     if desc.layout == FRAGMENT_LAYOUT:
-        _wait(_arrays.as_torch(data))
+        wait(_arrays.as_torch(data))
     return PackedWeight(data=data, layout=desc.layout, descriptor=desc, **fields)
 
 

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from . import _checks, _dispatch, _loader
-from ._arrays import as_torch, empty
-from ._lazy import torch
+from ._arrays import empty
 from .gating import SILU, Gating
 from .packed_weight import FRAGMENT_LAYOUT, PackedWeight
 from .weight_kinds import kind_number
-from .weight_stack import rows_of_one
+from .weight_stack import in_one
 
 _KERNEL = "fused_experts_mixed"
 # Kinds, and the groups that each may have (0: whole rows).
@@ -24,7 +23,7 @@ _MOST_EXPERTS = 1024
 @dataclass(frozen=True, kw_only=True)
 class StackedExperts:
     """w1, w2: uint8 [E, bytes of an expert's packed weight]; first and second: what stands for the
-    weights of each, their data aside."""
+    weights of each, a part of w1 and of w2."""
 
     w1: Any
     w2: Any
@@ -44,9 +43,7 @@ class StackedExperts:
     ) -> bool:
         """`fused_experts_packed` of checked tensors by the library, into out. False where there is
         no kernel for the call."""
-        op = "fused_experts_packed"
-        _checks.dtype(op, "hidden_states", x, (self.first.dtype,))
-        _checks.shape(op, "hidden_states", x, (x.shape[0], self.first.k), "inputs of w1")
+        check_inputs("fused_experts_packed", x, self.first)
         ids = ids.contiguous()
         weights = weights.contiguous()
 
@@ -68,6 +65,12 @@ class StackedExperts:
         return empty(x, (size,), "uint8")
 
 
+def check_inputs(op: str, x: Any, first: PackedWeight) -> None:
+    """TypeError or ValueError unless hidden_states fits the weights of the first product."""
+    _checks.dtype(op, "hidden_states", x, (first.dtype,))
+    _checks.shape(op, "hidden_states", x, (x.shape[0], first.k), "inputs of w1")
+
+
 def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight]) -> bool:
     """Whether the kernel multiplies by these weights: packed for it, alike but for the shape, and
     of a kind, a group and sizes that it knows."""
@@ -86,10 +89,9 @@ def stack(
 ) -> tuple[StackedExperts, tuple[PackedWeight, ...], tuple[PackedWeight, ...]]:
     """The stack of weights that the kernel takes, and the same weights as parts of it: what held
     them before may be freed."""
-    rows1 = _rows(w1)
-    rows2 = _rows(w2)
-    stacked = StackedExperts(w1=rows1, w2=rows2, first=w1[0], second=w2[0])
-    return stacked, _parts(w1, rows1), _parts(w2, rows2)
+    held1, rows1 = in_one(w1)
+    held2, rows2 = in_one(w2)
+    return StackedExperts(w1=rows1, w2=rows2, first=held1[0], second=held2[0]), held1, held2
 
 
 def _form(weight: PackedWeight) -> tuple[Any, ...]:
@@ -98,13 +100,3 @@ def _form(weight: PackedWeight) -> tuple[Any, ...]:
         weight.n, weight.k, weight.kind, weight.group, weight.scale_dtype, weight.zeros,
         weight.mins, weight.dtype, weight.layout,
     )  # fmt: skip
-
-
-def _rows(side: Sequence[PackedWeight]) -> Any:
-    """[E, bytes]: the weights' own memory where they follow each other in it, or a copy."""
-    found = rows_of_one(side)
-    return torch.stack([as_torch(weight.data) for weight in side]) if found is None else found
-
-
-def _parts(side: Sequence[PackedWeight], rows: Any) -> tuple[PackedWeight, ...]:
-    return tuple(replace(weight, data=rows[i]) for i, weight in enumerate(side))

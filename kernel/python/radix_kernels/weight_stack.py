@@ -21,23 +21,28 @@ def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[Packe
     in dtype. ValueError for weights that cannot be of one form.
     """
     forms = [weight.descriptor for weight in weights]
-    found = None
     if all(form == forms[0] for form in forms):
-        found = rows_of_one(weights)
-        if found is not None:
-            return tuple(weights), found
-        data = torch.stack([_arrays.as_torch(weight.data) for weight in weights])
-        form = forms[0]
-    else:
-        form = _joint(op, forms)
-        size = form.nbytes
-        data = torch.zeros((len(weights), size), dtype=torch.uint8, device=weights[0].data.device)
-        for row, weight in zip(data, weights, strict=True):
-            convert(weight.parts, row, form)
+        return in_one(weights)
+    form = _joint(op, forms)
+    size = form.nbytes
+    data = torch.zeros((len(weights), size), dtype=torch.uint8, device=weights[0].data.device)
+    for row, weight in zip(data, weights, strict=True):
+        convert(weight.parts, row, form)
     held = (
         replace(weight, data=row, descriptor=form, zeros=form.zeros, scale_dtype=form.scale_dtype)
         for row, weight in zip(data, weights, strict=True)
     )
+    return tuple(held), data
+
+
+def in_one(weights: Sequence[PackedWeight]) -> tuple[tuple[PackedWeight, ...], Any]:
+    """Weights of one size as rows of one tensor, and the tensor: their own memory where they follow
+    each other in it, or a copy, of which nothing refers to what held them before."""
+    data = _rows_of_one(weights)
+    if data is not None:
+        return tuple(weights), data
+    data = torch.stack([_arrays.as_torch(weight.data) for weight in weights])
+    held = (replace(weight, data=row) for row, weight in zip(data, weights, strict=True))
     return tuple(held), data
 
 
@@ -49,7 +54,7 @@ def to_rows_of_codes(weight: PackedWeight) -> PackedWeight:
     return rows_of_codes(codes, scales, zeros, like=weight)
 
 
-def rows_of_one(weights: Sequence[PackedWeight]) -> Any:
+def _rows_of_one(weights: Sequence[PackedWeight]) -> Any:
     """The tensor [E, bytes] of which weights of one size are the rows; None: there is none."""
     first = _arrays.as_torch(weights[0].data)
     size = first.shape[0]

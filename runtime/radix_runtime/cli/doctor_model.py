@@ -55,7 +55,7 @@ def model_facts(namespace: argparse.Namespace) -> Facts:
     yield from _kernels(planned.dtype, size.special_ops)
     for kind in size.weight_kinds:
         implementation, _ = import_module("radix_runtime.ops").weight_kernel(
-            kind, planned.device.kind
+            kind, planned.device.kind, planned.dtype
         )
         yield f"  linear, {kind} weights", implementation
     yield from _memory(planned, args.quantization)

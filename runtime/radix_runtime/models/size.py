@@ -10,6 +10,7 @@ from ..layers.base import BuildContext
 from ..layers.base import Layer as LayerModule
 from ..layers.weight import WeightLayer
 from ..model_config import ModelConfig
+from ..quantization.dense import DenseMethod
 from ..specs import Layer
 from .loader import model_class
 
@@ -19,8 +20,8 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 class ModelSize(NamedTuple):
     """Of the first rank, which has as much as any other. `bytes`: of weights and RoPE tables as
     they are held. `parameters`: of products, embeddings, norms and biases. `special_ops`: the ops
-    that this model uses and most do not. `weight_kinds`: those of `ops.pack_weight` beside the
-    compute type."""
+    that this model uses and most do not. `weight_kinds`: those of `ops.pack_weight` that its
+    packed weights are of, beside the compute type."""
 
     bytes: int
     parameters: int
@@ -57,7 +58,8 @@ def model_size(config: ModelConfig, ctx: BuildContext, ranks: int = 1) -> ModelS
         parameters += times * sum(param.numel() for param in module.parameters(recurse=False))
         if isinstance(module, WeightLayer):
             shape = module.shape
-            kinds.add(getattr(module.method, "kind", None) or "dense")
+            if isinstance(module.method, DenseMethod):
+                kinds.add(module.method.kind or "dense")
             stored = sum(module.get_parameter(each).numel() for each in module.stored)
             parameters += times * (shape.out_features * shape.in_features - stored)
     return ModelSize(

@@ -93,11 +93,15 @@ class QuantizationConfig(ABC):
 
 
 def has_kernel(target: Target, kind: str) -> bool:
-    """Whether something multiplies weights of a kind of `ops.pack_weight` there. The CPU's wheel
-    takes every kind."""
-    if target.is_cpu:
-        return True
-    return ops.weight_kernel(kind, target.device.type)[0] not in ("none", "reference")
+    """Whether something multiplies x of the compute type by weights of a kind of `ops.pack_weight`
+    there."""
+    return _kernel(target, kind)[0] not in ("none", "reference")
+
+
+def _kernel(target: Target, kind: str) -> tuple[str, str]:
+    """(what multiplies, why that)."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    return ops.weight_kernel(kind, target.device.type, dtype)
 
 
 def require_kernel(target: Target, name: str, kind: str) -> None:
@@ -106,7 +110,12 @@ def require_kernel(target: Target, name: str, kind: str) -> None:
     if has_kernel(target, kind):
         return
     device = target.device.type
-    _, why = ops.weight_kernel(kind, device)
+    _, why = _kernel(target, kind)
+    if target.is_cpu:
+        raise ConfigError(
+            f"{name} has no kernel on the CPU here ({why}): the wheel radix-kernels-cpu has; "
+            "without it checkpoints in bfloat16, float16 and float32 run"
+        )
     raise ConfigError(
         f"{name} has no kernel on {device} ({why}), only on the CPU (--device cpu); {device} takes "
         "checkpoints in bfloat16 and float16, FP8 ones (fp8, compressed-tensors of 8-bit floats), "

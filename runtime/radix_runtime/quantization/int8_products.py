@@ -64,5 +64,5 @@ def w8a8_method(storage: Int8Storage, kind: LayerKind, target: Target) -> Linear
     if target.dtype == torch.float32:
         return WidenedMethod(storage)
     if kind is LayerKind.EXPERT:
-        return WidenedMethod(storage)  # no kernel of a GPU multiplies experts of INT8
+        return WidenedMethod(storage)  # no kernel of a GPU multiplies experts by x in INT8
     return Int8RowMethod(storage)

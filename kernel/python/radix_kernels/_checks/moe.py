@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _checks
@@ -57,7 +58,7 @@ def check_groups(op: str, name: str, experts: int, groups: int, kept: int, chose
     _checks.require(
         op,
         chosen <= left,
-        f"topk is {chosen}, but the {kept} groups that stay have {left} experts",
+        f"{chosen} experts are to be chosen, but the {kept} groups that stay have {left} experts",
     )
 
 
@@ -133,6 +134,19 @@ def check_biases(op: str, x: Any, bias1: Any, bias2: Any, experts: int, inter: i
         _checks.dtype(op, name, bias, ("float32", str(x.dtype).rpartition(".")[2]))
         _checks.shape(op, name, bias, (experts, columns), "experts, outputs")
         _checks.require(op, bias.is_contiguous(), f"{name} is not contiguous")
+
+
+def check_expert_shapes(
+    op: str, first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
+) -> None:
+    """ValueError unless each expert's w1 [2 I, H] goes with its w2 [H, I]."""
+    count = len(second)
+    _checks.require(op, len(first) == count, f"w1 has {len(first)} experts, expected {count} (w2)")
+    for expert, (shape, (hidden, inter)) in enumerate(zip(first, second, strict=True)):
+        expected = (2 * inter, hidden)
+        _checks.require(
+            op, shape == expected, f"w1[{expert}] has shape {shape}, expected {expected} (w2's)"
+        )
 
 
 def check_packed_experts(
