@@ -159,9 +159,9 @@ rk_status rk_fused_experts_mixed(const rk_fused_experts_mixed_args* args, rk_str
     check_mixed_bias(op, "bias1", a.bias1, x, experts, 2 * inter);
     check_mixed_bias(op, "bias2", a.bias2, x, experts, hidden);
     const int64_t named = check_routing(op, x, a.topk_weights, a.topk_ids, a.expert_map, experts);
-    if (a.activation != RK_EXPERTS_SILU && a.activation != RK_EXPERTS_SWIGLU_CLAMPED)
+    if (a.activation != RK_ACTIVATION_SILU && a.activation != RK_ACTIVATION_SWIGLU_CLAMPED)
       fail(RK_UNSUPPORTED, "%s: activation is %d, supported are SiLU and the clamped SwiGLU", op, a.activation);
-    if (a.activation == RK_EXPERTS_SWIGLU_CLAMPED && !(a.limit > 0))
+    if (a.activation == RK_ACTIVATION_SWIGLU_CLAMPED && !(a.limit > 0))
       fail(RK_INVALID, "%s: limit is %g, expected a number above 0", op, a.limit);
     out.same_device(x).same_dtype(x).same_shape(x).last_contiguous().writable();
     for (const Arg* t : {&x, &out}) need_alignment(*t);

@@ -2,6 +2,7 @@
 #ifndef RADIX_KERNELS_EXPERTS_H
 #define RADIX_KERNELS_EXPERTS_H
 
+#include "radix_kernels/activation.h"
 #include "radix_kernels/types.h"
 
 /* out[t] = sum over k of topk_weights[t, k] * W2[e] @ (silu(gate) * up), e = topk_ids[t, k]; gate and up are the halves
@@ -44,22 +45,15 @@ typedef struct rk_fused_experts_sizes {
 } rk_fused_experts_sizes;
 RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes);
 
-/* The activations of the experts' products over packed weights. */
-enum {
-  RK_EXPERTS_SILU = 0,           /* silu(gate) * up */
-  RK_EXPERTS_SWIGLU_CLAMPED = 3  /* (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up within -limit ..
-                                  * limit; a NaN stays one */
-};
-
 /* As rk_fused_experts with weights of 4 or 8 bits that become x's type in registers, exactly; a group's products are
  * summed in float32 and multiplied by the group's scale in float32. w1, w2: uint8 [E, bytes], last dim contiguous,
  * experts at multiples of 16 bytes: each a weight [2 I, H] or [H, I] in RK_LAYOUT_FRAGMENTS64. kind: RK_WEIGHT_INT4
  * (group 32, 64, 128 or 0 for whole rows; scales bf16, fp16 or fp32; zeros: 1 where codes have zero points of their
  * own), RK_WEIGHT_INT8 (group 128 or 0, scales alike) or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a multiple of 8, I
  * of 16. bias1 [E, 2 I], bias2 [E, H], optional, of x's dtype or fp32, contiguous: added to a product before the
- * activation, or before its rounding. act and an expert's result for a token are rounded to the dtype; results are
- * added in float32 in the order of k and rounded once. workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds,
- * groups, activations, sizes and alignments. */
+ * activation, or before its rounding. activation, alpha and limit: as of rk_gating, SiLU or the clamped SwiGLU. act and
+ * an expert's result for a token are rounded to the dtype; results are added in float32 in the order of k and rounded
+ * once. workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds, groups, activations, sizes and alignments. */
 typedef struct rk_fused_experts_mixed_args {
   uint32_t struct_size;
   uint32_t kind;

@@ -44,7 +44,7 @@ def linear(
     bits depend on neither the other rows nor the number of threads; in Hopper's kernels neither on
     the other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and above, of
     a quantized weight within 1 .. 16 and 17 .. 64. A quantized weight in the order of Hopper's
-    library meets more than 1,024 rows, of int8 in groups of 32 or 64 more than 64, rounded to x's
+    library meets more than 512 rows, of int8 in groups of 32 or 64 more than 64, rounded to x's
     dtype (one rounding an element); up to that, and in rows of codes, it is exact. torch, which
     runs the rest (docs/kernels/gemm.md says when), promises no such thing and refuses strides of
     2**31 and more (RuntimeError). Errors: TypeError (dtype), ValueError (shape, stride).

@@ -64,7 +64,7 @@ MixedProblem problem_of(const rk_fused_experts_mixed_args& args, rk_stream strea
   m.bias1 = bias_of(args.bias1);
   m.bias2 = bias_of(args.bias2);
   m.activation.alpha = 1;
-  if (args.activation == RK_EXPERTS_SWIGLU_CLAMPED) m.activation = {args.limit, args.alpha};
+  if (args.activation == RK_ACTIVATION_SWIGLU_CLAMPED) m.activation = {args.limit, args.alpha};
   return m;
 }
 
