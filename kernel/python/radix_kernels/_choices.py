@@ -1,8 +1,8 @@
 """Thresholds between the implementations of one op, where the library does not choose by itself.
 
-Every figure but one that says otherwise was measured on an H200; the page that a function names has
-the measurements. Choices within a kernel (tiles, splits) stand with the kernel: the `choose_*`
-functions of `triton`, and the library's own sources.
+Every figure was measured on an H200; the page that a function names has the measurements. Choices
+within a kernel (tiles, splits) stand with the kernel: the `choose_*` functions of `triton`, and the
+library's own sources.
 """
 
 from __future__ import annotations
