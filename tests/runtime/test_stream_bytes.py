@@ -259,7 +259,7 @@ def test_the_bytes_are_those_of_the_task(
 ) -> None:
     """Chunk by chunk, so that there is one event a token both times."""
     path, body, answers = CASES[case]
-    monkeypatch.setattr(http_call, "_SLICE_SECONDS", 1e9)  # or a busy machine cuts events in two
+    monkeypatch.setattr(http_call, "SLICE_SECONDS", 1e9)  # or a busy machine cuts events in two
     found = []
     for at_once in (True, False):
         monkeypatch.setattr(ChunkWriter, "takes_more", ChunkWriter.takes_more if at_once else False)
@@ -274,7 +274,7 @@ def test_every_token_is_an_event(
     server: PacedServer, sent: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first and the last are the task's."""
-    monkeypatch.setattr(http_call, "_SLICE_SECONDS", 1e9)
+    monkeypatch.setattr(http_call, "SLICE_SECONDS", 1e9)
     text = "one two three four five six seven eight nine ten " * 4
     server.answers = [text]
     found = chunks(server, "/v1/completions", {"prompt": "a", "max_tokens": 500})
