@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import radix_kernels as rk
 from radix_kernels import _loader
+from tests.kernel.helpers import assert_same_bits
 
 CPU_LIBRARY_ONLY = [
     pytest.mark.cpu_only,
@@ -19,3 +21,17 @@ TOLERANCE = {
     torch.float16: (4e-4, 5.5e-4),
     torch.bfloat16: (3e-3, 4.2e-3),
 }
+
+
+def assert_rows_stand_alone(x: torch.Tensor, packed: rk.PackedWeight) -> None:
+    """`linear` gives each of 70 rows its bits whatever the other rows and the threads."""
+    whole = rk.linear(x, packed)
+    for begin, end in ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70)):
+        assert_same_bits(rk.linear(x[begin:end], packed), whole[begin:end])
+    before = rk.get_num_threads()
+    try:
+        for threads in (1, 3):
+            rk.set_num_threads(threads)
+            assert_same_bits(rk.linear(x, packed), whole)
+    finally:
+        rk.set_num_threads(before)

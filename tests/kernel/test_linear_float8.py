@@ -12,7 +12,7 @@ import torch
 import radix_kernels as rk
 from radix_kernels import reference
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
-from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE, assert_rows_stand_alone
 
 pytestmark = CPU_LIBRARY_ONLY
 
@@ -145,17 +145,7 @@ def test_rows_and_threads_do_not_change_bits(group, rng):
     codes, scales, _ = random_weight(90, 600, group, rng)
     for dtype in FLOATS:
         packed = rk.pack_weight(codes, scales, "fp8", group=group, dtype=dtype)
-        x = spread((70, 600), dtype, rng)
-        whole = rk.linear(x, packed)
-        for begin, end in ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70)):
-            assert_same_bits(rk.linear(x[begin:end], packed), whole[begin:end])
-        before = rk.get_num_threads()
-        try:
-            for threads in (1, 3):
-                rk.set_num_threads(threads)
-                assert_same_bits(rk.linear(x, packed), whole)
-        finally:
-            rk.set_num_threads(before)
+        assert_rows_stand_alone(spread((70, 600), dtype, rng), packed)
 
 
 @pytest.mark.parametrize("group", [0, 32])

@@ -12,7 +12,7 @@ import torch
 import radix_kernels as rk
 from radix_kernels import reference
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
-from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE, assert_rows_stand_alone
 
 pytestmark = CPU_LIBRARY_ONLY
 
@@ -139,17 +139,7 @@ def test_large_batch(rng):
 def test_rows_and_threads_do_not_change_bits(kind, group, origin, rng):
     for dtype in FLOATS:
         packed = Weight.random(kind, group, origin, 90, 200, rng).pack(dtype)
-        x = spread((70, 200), dtype, rng)
-        whole = rk.linear(x, packed)
-        for begin, end in ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70)):
-            assert_same_bits(rk.linear(x[begin:end], packed), whole[begin:end])
-        before = rk.get_num_threads()
-        try:
-            for threads in (1, 3):
-                rk.set_num_threads(threads)
-                assert_same_bits(rk.linear(x, packed), whole)
-        finally:
-            rk.set_num_threads(before)
+        assert_rows_stand_alone(spread((70, 200), dtype, rng), packed)
 
 
 @pytest.mark.parametrize(("kind", "group"), [("int8", 0), ("int8", 32), ("int4", 64)])

@@ -12,45 +12,27 @@ from .base import ExpertTerms, LinearMethod
 from .dense import DenseMethod
 from .fp8 import BLOCK, Fp8Storage
 from .params import Inputs, LinearShape, Outputs, ParamSpec
+from .row_products import RowProduct, has_whole_rows
 from .storage import StorageMethod, WidenedMethod, added, check_finite
 
 _LARGEST = 448.0  # of e4m3fn
 _LEAST_SCALE = 1e-10
 _SCALE_BYTES = 4
-_ALIGNMENT = 16  # of both sizes of a weight
 
 
-class RowProduct(LinearMethod):
-    """layer.weight FP8 [out, in], weight_scale float32 [out] and, where x has one scale for all,
-    input_scale [1]."""
+class Fp8RowProduct(RowProduct):
+    """layer.weight FP8 and, where x has one scale for all, input_scale [1]."""
 
     special_ops = ("fp8_scaled_mm", "per_tensor_quant_fp8", "per_token_quant_fp8")
     has_input_scale = False
 
-    def apply(
-        self,
-        layer: Any,
-        x: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        out: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def quantized(self, layer: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.has_input_scale:
-            codes, scales = ops.per_tensor_quant_fp8(x, layer.input_scale)
-        else:
-            codes, scales = ops.per_token_quant_fp8(x)
-        result = ops.fp8_scaled_mm(
-            codes,
-            layer.weight.t(),
-            scales,
-            layer.weight_scale,
-            out_dtype=x.dtype,
-            bias=bias,
-            static_weight=True,
-        )
-        return added(result, residual, out_dtype)
+            return ops.per_tensor_quant_fp8(x, layer.input_scale)
+        return ops.per_token_quant_fp8(x)
+
+    def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
+        return ops.fp8_scaled_mm(*operands, **options)
 
 
 class ScaledExperts(LinearMethod):
@@ -116,7 +98,7 @@ class BlockProduct(ScaledExperts):
         return added(result if bias is None else result + bias, residual, out_dtype)
 
 
-class Fp8RowMethod(StorageMethod, RowProduct):
+class Fp8RowMethod(StorageMethod, Fp8RowProduct):
     """A checkpoint's FP8 with a scale for each output or for the whole tensor. Merged tensors keep
     their own scales."""
 
@@ -127,8 +109,7 @@ class Fp8RowMethod(StorageMethod, RowProduct):
         self.has_input_scale = storage.has_input_scale
 
     def for_shape(self, shape: LinearShape) -> LinearMethod:
-        is_odd = shape.in_features % _ALIGNMENT or shape.out_features % _ALIGNMENT
-        return WidenedMethod(self.storage) if is_odd else self
+        return self if has_whole_rows(shape) else WidenedMethod(self.storage)
 
     def finalize(self, layer: Any) -> None:
         check_finite(layer.weight_scale.data)
@@ -192,12 +173,11 @@ class Fp8TensorExperts(StorageMethod, ScaledExperts):
         layer.hold(weight=weight, weight_scale=scale)
 
 
-class Fp8AtLoad(RowProduct):
+class Fp8AtLoad(Fp8RowProduct):
     """Quantizes a weight in the compute type as it loads, with a scale for each output."""
 
     def for_shape(self, shape: LinearShape) -> LinearMethod:
-        is_odd = shape.in_features % _ALIGNMENT or shape.out_features % _ALIGNMENT
-        return DenseMethod() if is_odd else self
+        return self if has_whole_rows(shape) else DenseMethod()
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]

@@ -1,0 +1,51 @@
+"""Products with 8-bit weights that have a scale for each output, where x is quantized too."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from .base import LinearMethod
+from .params import LinearShape
+from .storage import added
+
+_ALIGNMENT = 16  # of both sizes of a weight
+
+
+class RowProduct(LinearMethod):
+    """layer.weight, 8 bits, [out, in] and weight_scale float32 [out]."""
+
+    @abstractmethod
+    def quantized(self, layer: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes of x [T, in] and their scales, float32: one for each row, or for all."""
+
+    @abstractmethod
+    def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
+        """codes @ weight.T of the wheel, with the scales of both."""
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        codes, scales = self.quantized(layer, x)
+        result = self.product(
+            codes,
+            layer.weight.t(),
+            scales,
+            layer.weight_scale,
+            out_dtype=x.dtype,
+            bias=bias,
+            static_weight=True,
+        )
+        return added(result, residual, out_dtype)
+
+
+def has_whole_rows(shape: LinearShape) -> bool:
+    """Whether the kernels take a weight of this shape, of which 16 bytes are read at a time."""
+    return shape.in_features % _ALIGNMENT == 0 and shape.out_features % _ALIGNMENT == 0
