@@ -69,30 +69,28 @@ Problem describe(const rk_linear_args& args, rk_stream stream) {
   return q;
 }
 
-template <class T>
-void run_few(const Problem& q) {
-  switch (q.layout.code) {
-    case Code::u4: return mixed_mma<T, Code::u4>(q);
-    case Code::e2m1: return mixed_mma<T, Code::e2m1>(q);
-    case Code::s8: return mixed_mma<T, Code::s8>(q);
+template <class T, Code kCode, int kGroup>
+void run_group(const Problem& q) {
+  if (q.gemm.m <= kFewTokens) return mixed_mma<T, kCode, kGroup>(q);
+  if constexpr (kCode == Code::s8 && kGroup < 128) {
+    fail(RK_UNSUPPORTED, "linear: int8 weights in groups of %d take at most %d rows of x", kGroup, kFewTokens);
+  } else {
+    mixed_wgmma<T, kCode, kGroup>(q);
   }
+}
+
+template <class T, Code kCode>
+void run_code(const Problem& q) {
+  if (q.layout.groups == 1 || q.layout.group == 128) return run_group<T, kCode, 128>(q);
+  q.layout.group == 64 ? run_group<T, kCode, 64>(q) : run_group<T, kCode, 32>(q);
 }
 
 template <class T>
 void run(const Problem& q) {
-  if (q.gemm.m <= kFewTokens) return run_few<T>(q);
-  const bool rows = q.layout.groups == 1, by_32 = q.layout.group == 32 && !rows, by_64 = q.layout.group == 64 && !rows;
   switch (q.layout.code) {
-    case Code::u4:
-      if (by_32) return mixed_wgmma<T, Code::u4, 32>(q);
-      if (by_64) return mixed_wgmma<T, Code::u4, 64>(q);
-      return mixed_wgmma<T, Code::u4, 128>(q);
-    case Code::e2m1: return mixed_wgmma<T, Code::e2m1, 32>(q);
-    case Code::s8:
-      if (by_32 || by_64)
-        fail(RK_UNSUPPORTED, "linear: int8 weights in groups of %d take at most %d rows of x", q.layout.group,
-             kFewTokens);
-      return mixed_wgmma<T, Code::s8, 128>(q);
+    case Code::u4: return run_code<T, Code::u4>(q);
+    case Code::e2m1: return run_group<T, Code::e2m1, 32>(q);
+    case Code::s8: return run_code<T, Code::s8>(q);
   }
 }
 

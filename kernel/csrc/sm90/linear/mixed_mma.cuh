@@ -18,12 +18,12 @@ void launch_mixed_mma(const Problem& q) {
   p.codes = q.packed;
   p.scales = q.packed + l.scales;
   p.zeros = l.zeros ? q.packed + l.zeros : nullptr;
-  p.k_tiles = l.k_tiles;
-  p.groups = l.groups;
+  p.k_tiles = static_cast<int>(l.k_tiles);
+  p.groups = static_cast<int>(l.groups);
   p.scale_type = q.scale_type;
   p.scale_bytes = l.scale_bytes;
-  p.group_shift = l.groups == 1 ? 31 : l.group == 32 ? 5 : l.group == 64 ? 6 : 7;
-  p.fold_halves = l.group == 32;
+  p.by_rows = l.groups == 1;
+  p.x_by_tiles = g.k % kTileK == 0;
   p.m = g.m;
   p.columns = g.gated() ? g.n / 2 : g.n;
   const int strips = (g.n + kStripRows - 1) / kStripRows;
@@ -40,30 +40,43 @@ void launch_mixed_mma(const Problem& q) {
   shape.grid = dim3(std::min(p.tiles, sms));
   shape.threads = Tile::kThreads;
   shape.shared_bytes = Tile::kSharedBytes;
-  sm90::launch_dependent(g.op, g.device, g.stream, mixed_mma_kernel<T, Tile>, shape, x_map(g, Tile::kTokens), p);
+  sm90::launch_dependent(g.op, g.device, g.stream, mixed_mma_kernel<T, Tile>, shape,
+                         p.x_by_tiles ? x_map_by_tiles(g, Tile::kTokens, Tile::kStageTiles) : x_map(g, Tile::kTokens),
+                         p);
 }
 
-// By the strips of a multiprocessor, so that most warps have rows where those are few. The order of a sum follows from
-// the warps that share k: from n, and whether the tokens are more than 16.
-template <class T, Code kCode, int kTokens>
+// Tiles of k that a warp multiplies in a round: what registers hold twice of 1 KiB of codes a strip, and of scales.
+template <Code kCode, int kGroup, int kTokens>
+constexpr int kRoundTiles = kTokens > 16                                               ? (kGroup == 128 ? 2 : 1)
+                            : kCode == Code::s8 || (kCode == Code::u4 && kGroup == 32) ? 2
+                                                                                       : 4;
+
+// By the strips of a multiprocessor, so that most warps have rows where those are few.
+template <class T, Code kCode, int kGroup, int kTokens>
 void mixed_mma_of(const Problem& q) {
-  constexpr int kDepth = kCode == Code::s8 ? 4 : 6;
+  constexpr int kRound = kRoundTiles<kCode, kGroup, kTokens>;
   constexpr bool kFew = kTokens <= 16;
   const int sms = gpu::multiprocessors(q.gemm.device), strips = (q.gemm.n + kStripRows - 1) / kStripRows;
   const int unit = q.gemm.epilogue.gate == Gate::halves ? 2 : 1;
   const int of_block = (strips / unit + sms - 1) / sms * unit;
-  if (of_block <= 4) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 4, kFew ? 4 : 2, 1, kDepth>>(q);
-  if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kTokens, 8, kFew ? 2 : 1, 1, kDepth>>(q);
-  // 7 and a producer are 8 warps: 255 registers a thread.
-  launch_mixed_mma<T, MixedTile<kCode, kTokens, kFew ? 8 : 7, kFew ? 2 : 1, 2, kDepth>>(q);
+  if (of_block <= 4) return launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 4, kFew ? 4 : 2, 1, kRound>>(q);
+  if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, kFew ? 2 : 1, 1, kRound>>(q);
+  if constexpr (kFew) {
+    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 16, 1, 1, kRound>>(q);
+  } else if constexpr (kCode == Code::s8 && kGroup == 32 && kTokens > 32) {
+    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, 1, 1, kRound>>(q);  // registers of two strips do not fit
+  } else {
+    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 7, 1, 2, kRound>>(
+        q);  // x from shared memory serves two strips
+  }
 }
 
-template <class T, Code kCode>
+template <class T, Code kCode, int kGroup>
 void mixed_mma(const Problem& q) {
-  if (q.gemm.m <= 8) return mixed_mma_of<T, kCode, 8>(q);
-  if (q.gemm.m <= 16) return mixed_mma_of<T, kCode, 16>(q);
-  if (q.gemm.m <= 32) return mixed_mma_of<T, kCode, 32>(q);
-  mixed_mma_of<T, kCode, 64>(q);
+  if (q.gemm.m <= 8) return mixed_mma_of<T, kCode, kGroup, 8>(q);
+  if (q.gemm.m <= 16) return mixed_mma_of<T, kCode, kGroup, 16>(q);
+  if (q.gemm.m <= 32) return mixed_mma_of<T, kCode, kGroup, 32>(q);
+  mixed_mma_of<T, kCode, kGroup, 64>(q);
 }
 
 }  // namespace radix::linear

@@ -19,10 +19,10 @@ struct Problem {
 constexpr int kFewTokens = 64;     // up to so many mixed_mma multiplies, above them mixed_wgmma
 constexpr int kMostTokens = 1024;  // of a product with the packed weight itself
 
-// The product of up to kFewTokens tokens.
-template <class T, Code kCode>
+// The product of up to kFewTokens tokens; kGroup 128 also for whole rows.
+template <class T, Code kCode, int kGroup>
 void mixed_mma(const Problem& problem);
-// Of more; kGroup 128 also for whole rows.
+// And of more.
 template <class T, Code kCode, int kGroup>
 void mixed_wgmma(const Problem& problem);
 

@@ -1,0 +1,93 @@
+// The shape of a mixed_mma tile, its shared memory, and what the kernel is told of a product (mixed_mma_kernel.cuh).
+//
+// Shared memory (dynamic; the barriers are static):
+//
+//   | x        | kXStages x kStageTiles x [kTokens, 128 bytes], swizzled |
+//   | partials | [kKWarps][kTokens][kColumnStep] floats                  |
+#pragma once
+
+#include <algorithm>
+
+#include "sm90/common/limits.cuh"
+#include "sm90/gemm/epilogue.cuh"
+#include "sm90/linear/layout.cuh"
+
+namespace radix::linear {
+
+using gemm::Epilogue;
+using gemm::Gate;
+
+// Strips are counted in units: a strip, or (Gate::halves) a strip of gates and its strip of ups.
+struct MixedParams {
+  const char *codes, *scales, *zeros;  // zeros may be null
+  int k_tiles, groups;                 // of a row
+  DType scale_type;
+  int scale_bytes;
+  bool by_rows;     // one group a row
+  bool x_by_tiles;  // the map of x has a dimension of its own for tiles of k
+  int m, columns;   // columns of the result
+  int units, tile_units, tiles;
+  int up_strips;  // from a strip of gates to its ups, else 0
+  bool static_weight;
+  Epilogue epilogue;
+};
+
+constexpr int kMostXStages = 16;
+
+// kRowWarps x kKWarps warps, each of kUnits strips and, in turn, of kRound tiles of k. kGroup: 32, 64, or 128, which is
+// also for whole rows.
+template <Code kCode_, int kGroup_, int kTokens_, int kRowWarps_, int kKWarps_, int kUnits_, int kRound_>
+struct MixedTile {
+  static constexpr Code kCode = kCode_;
+  static constexpr int kGroup = kGroup_, kTokens = kTokens_;
+  static constexpr int kRowWarps = kRowWarps_, kKWarps = kKWarps_, kUnits = kUnits_, kRound = kRound_;
+  static constexpr int kStrips = kRowWarps * kUnits;
+  static constexpr int kWarps = kRowWarps * kKWarps, kConsumers = kWarps * 32;
+  // Whole warpgroups of consumers take registers from the producer's, so many a thread. Seven warps and a producer can
+  // have 255 as they are.
+  static constexpr bool kShareRegisters = kWarps % 4 == 0;
+  static constexpr int kThreads = kConsumers + (kShareRegisters ? sm90::kWarpgroup : 32);
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = kWarps == 16 ? 120 : 232;
+  static_assert(!kShareRegisters ||
+                sm90::registers_fit(1, kProducerRegisters, kConsumers / sm90::kWarpgroup, kConsumerRegisters));
+  // Of a round: its groups, and a lane's pieces of 16 bytes of codes.
+  static constexpr int kRoundGroups = kRound * kTileK / kGroup;
+  static constexpr int kTilePieces = strip_bytes(kCode) / 512, kRoundPieces = kRound * kTilePieces;
+  // All the warps' tiles of k in one round are a stage of x.
+  static constexpr int kStageTiles = kKWarps * kRound;
+  static constexpr int kXBytes = kTokens * 128, kXStageBytes = kStageTiles * kXBytes;
+  static constexpr int kColumnStep = kStrips * 16 + 4;  // floats of a token; 4: banks
+  static constexpr int kPartialBytes = kKWarps * kTokens * kColumnStep * 4;
+  // As many stages as there is room for: all warps wait for each.
+  static constexpr int kFixedBytes = kPartialBytes + 1024;
+  static constexpr int kXStages =
+      std::min(kMostXStages, (sm90::kMaxSharedBytes - kFixedBytes) / (kXStageBytes + 2 * 8));
+  static constexpr int kSharedBytes = kXStages * kXStageBytes + kFixedBytes;
+
+  static_assert(kXStages >= 3, "x is loaded ahead of the products");
+  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 64, "columns of the product, and a TMA box");
+  static_assert(kGroup >= 32 && kRound * kTileK % kGroup == 0, "a round is of whole groups, a group of half tiles");
+  static_assert(kUnits == 1 || kUnits == 2, "a gate strip and its up strip are one warp's, or neighbours'");
+  static_assert(kStrips % 2 == 0, "a gate strip and its up strip are in one tile");
+  static_assert(kThreads <= sm90::kMaxThreads && kXBytes % sm90::kSwizzleAtom == 0 && kPartialBytes % 16 == 0);
+  static_assert(sm90::shared_fits(kSharedBytes + 2 * kXStages * 8), "the barriers are static");
+
+  // The strip of tile `tile` in slot `slot` of its strips, or -1.
+  __device__ static int strip_of(const MixedParams& p, int tile, int slot) {
+    const int first = tile * p.tile_units, here = min(p.tile_units, p.units - first);
+    const int unit = p.up_strips ? slot / 2 : slot;
+    if (unit >= here) return -1;
+    return first + unit + (p.up_strips && slot % 2 ? p.up_strips : 0);
+  }
+  // Rounds of a tile.
+  __device__ static int rounds(const MixedParams& p) { return (p.k_tiles + kStageTiles - 1) / kStageTiles; }
+};
+
+template <class Tile>
+struct MixedShared {
+  char* x;                 // [kXStages][kStageTiles][kTokens, 128 bytes]
+  float* partials;         // [kKWarps][kTokens][kColumnStep]
+  uint64_t *full, *empty;  // [kXStages]
+};
+
+}  // namespace radix::linear

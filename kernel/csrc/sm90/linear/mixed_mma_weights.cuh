@@ -1,0 +1,187 @@
+// A warp's stream of codes, scales and zero points: from device memory straight into registers, some rounds ahead.
+#pragma once
+
+#include "gpu/device/element.h"
+#include "sm90/linear/mixed_mma_tile.cuh"
+#include "sm90/linear/widen.cuh"
+
+namespace radix::linear {
+
+// 16 bytes that are read once; `to` stays as it is unless `valid`.
+__device__ inline void load_codes(uint4& to, const char* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+      : "l"(from), "r"(int(valid)));
+}
+// The kBytes bytes at `from` and at the 8th number behind it; `to` stays as it is unless `valid`.
+template <int kBytes>
+__device__ inline void load_numbers(uint32_t (&to)[2], const char* from, bool valid) {
+  static_assert(kBytes == 1 || kBytes == 2 || kBytes == 4);
+  if constexpr (kBytes == 1) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "@p ld.global.nc.u8 %0, [%2];\n"
+        "@p ld.global.nc.u8 %1, [%2 + 8];\n"
+        "}"
+        : "+r"(to[0]), "+r"(to[1])
+        : "l"(from), "r"(int(valid)));
+  } else if constexpr (kBytes == 2) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "@p ld.global.nc.u16 %0, [%2];\n"
+        "@p ld.global.nc.u16 %1, [%2 + 16];\n"
+        "}"
+        : "+r"(to[0]), "+r"(to[1])
+        : "l"(from), "r"(int(valid)));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "@p ld.global.nc.u32 %0, [%2];\n"
+        "@p ld.global.nc.u32 %1, [%2 + 32];\n"
+        "}"
+        : "+r"(to[0]), "+r"(to[1])
+        : "l"(from), "r"(int(valid)));
+  }
+}
+
+// What a lane holds of one round: its pieces of the codes of each strip, and of rows g and g + 8 the bits of scales and
+// zero points (8 where the weight has none).
+template <class Tile>
+struct MixedRound {
+  uint4 codes[Tile::kUnits][Tile::kRoundPieces];
+  uint32_t scales[Tile::kUnits][Tile::kRoundGroups][2];
+  uint32_t zeros[Tile::kUnits][Tile::kRoundGroups][2];  // of u4
+
+  __device__ void clear() {
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; u++) {
+#pragma unroll
+      for (int i = 0; i < Tile::kRoundPieces; i++) codes[u][i] = {};
+#pragma unroll
+      for (int i = 0; i < Tile::kRoundGroups * 2; i++) zeros[u][i / 2][i % 2] = 8;
+    }
+  }
+
+  // Of half tile `half` of the round, 32 of k, the words of step `step` of its two.
+  __device__ void words(int unit, int half, int step, uint32_t (&to)[kStepWords<Tile::kCode>]) const {
+    const uint4& piece = codes[unit][Tile::kTilePieces == 1 ? half / 2 : half];
+    if constexpr (Tile::kTilePieces == 1) {
+      to[0] = half % 2 == 0 ? (step == 0 ? piece.x : piece.y) : (step == 0 ? piece.z : piece.w);
+    } else {
+      to[0] = step == 0 ? piece.x : piece.z;
+      to[1] = step == 0 ? piece.y : piece.w;
+    }
+  }
+  __device__ float scale(const MixedParams& p, int unit, int group, int i) const {
+    const uint32_t bits = scales[unit][group][i];
+    if constexpr (Tile::kCode == Code::e2m1) return power_of_two(bits);
+    const float wide = __uint_as_float(p.scale_type == DType::bf16 ? bits << 16 : bits);
+    const float from_half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    return p.scale_type == DType::f16 ? from_half : wide;
+  }
+};
+
+// Where a warp is on its way through its rounds: rounds i of its tiles of rows have kRound tiles of k from
+// (i * kKWarps + k_warp) * kRound on.
+template <class Tile>
+class MixedWeights {
+ public:
+  __device__ MixedWeights(const MixedParams& p, int row_warp, int k_warp)
+      : p_(p), row_warp_(row_warp), k_warp_(k_warp), rounds_(Tile::rounds(p)) {
+    begin(blockIdx.x);
+  }
+
+  // The next round, also across the end of a tile of rows; past the last one, nothing. Scales beyond k are 0.
+  __device__ void load(MixedRound<Tile>& to) {
+    if (tile_ >= p_.tiles) return;
+    const int tiles_left = p_.k_tiles - k_tile_;
+    const int groups_left = p_.by_rows ? Tile::kRoundGroups : p_.groups - group_;
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; u++) {
+      if (!has_strip_[u]) continue;
+#pragma unroll
+      for (int i = 0; i < Tile::kRoundPieces; i++)
+        load_codes(to.codes[u][i],
+                   codes_[u] + i / Tile::kTilePieces * tile_bytes(Tile::kCode) + i % Tile::kTilePieces * 512,
+                   i / Tile::kTilePieces < tiles_left);
+      if constexpr (Tile::kCode == Code::e2m1) {
+        load_scales<1>(to, u, groups_left);
+      } else {
+        p_.scale_bytes == 2 ? load_scales<2>(to, u, groups_left) : load_scales<4>(to, u, groups_left);
+      }
+      if (Tile::kCode == Code::u4 && p_.zeros) load_zeros(to, u, groups_left);
+    }
+    advance();
+  }
+
+ private:
+  // Numbers from one group to the next.
+  __device__ int group_step() const { return p_.by_rows ? 0 : kTileRows; }
+
+  template <int kBytes>
+  __device__ void load_scales(MixedRound<Tile>& to, int u, int groups_left) const {
+    const char* from = p_.scales + int64_t{number_[u]} * kBytes;
+#pragma unroll
+    for (int i = 0; i < Tile::kRoundGroups; i++) {
+      to.scales[u][i][0] = to.scales[u][i][1] = 0;
+      load_numbers<kBytes>(to.scales[u][i], from + i * group_step() * kBytes, i < groups_left);
+    }
+  }
+  __device__ void load_zeros(MixedRound<Tile>& to, int u, int groups_left) const {
+    const char* from = p_.zeros + number_[u];
+#pragma unroll
+    for (int i = 0; i < Tile::kRoundGroups; i++)
+      load_numbers<1>(to.zeros[u][i], from + i * group_step(), i < groups_left);
+  }
+
+  __device__ void advance() {
+    if (++round_ == rounds_) return begin(tile_ + gridDim.x);
+    k_tile_ += Tile::kStageTiles;
+    constexpr int kGroups = Tile::kKWarps * Tile::kRoundGroups;
+    const int numbers = kGroups * group_step();
+    group_ += kGroups;
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; u++) {
+      codes_[u] += Tile::kStageTiles * tile_bytes(Tile::kCode);
+      number_[u] += numbers;
+    }
+  }
+
+  __device__ void begin(int tile) {
+    tile_ = tile;
+    round_ = 0;
+    k_tile_ = k_warp_ * Tile::kRound;
+    group_ = p_.by_rows ? 0 : k_warp_ * Tile::kRoundGroups;
+    if (tile >= p_.tiles) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; u++) {
+      const int strip = Tile::strip_of(p_, tile, row_warp_ * Tile::kUnits + u);
+      has_strip_[u] = strip >= 0;
+      const int row_tile = max(strip, 0) / 4;
+      codes_[u] = p_.codes + (int64_t{row_tile} * p_.k_tiles + k_tile_) * tile_bytes(Tile::kCode) +
+                  strip % 4 * strip_bytes(Tile::kCode) + lane * 16;
+      number_[u] = (row_tile * p_.groups + group_) * kTileRows + strip % 4 * kStripRows + lane / 4;
+    }
+  }
+
+  const MixedParams& p_;
+  const int row_warp_, k_warp_, rounds_;
+  int tile_, round_, k_tile_, group_;
+  bool has_strip_[Tile::kUnits];
+  const char* codes_[Tile::kUnits];
+  int number_[Tile::kUnits];  // of row g in the round's first group, among all scales
+};
+
+}  // namespace radix::linear
