@@ -48,7 +48,7 @@ void launch_mixed_mma(const Problem& q) {
 // Tiles of k that a warp multiplies in a round: what registers hold twice of 1 KiB of codes a strip, and of scales.
 template <Code kCode, int kGroup, int kTokens>
 constexpr int kRoundTiles = kTokens > 16                                               ? (kGroup == 128 ? 2 : 1)
-                            : kCode == Code::s8 || (kCode == Code::u4 && kGroup == 32) ? 2
+                            : kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2
                                                                                        : 4;
 
 // By the strips of a multiprocessor, so that most warps have rows where those are few.

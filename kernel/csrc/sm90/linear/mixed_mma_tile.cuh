@@ -43,13 +43,14 @@ struct MixedTile {
   static constexpr int kRowWarps = kRowWarps_, kKWarps = kKWarps_, kUnits = kUnits_, kRound = kRound_;
   static constexpr int kStrips = kRowWarps * kUnits;
   static constexpr int kWarps = kRowWarps * kKWarps, kConsumers = kWarps * 32;
-  // Whole warpgroups of consumers take registers from the producer's, so many a thread. Seven warps and a producer can
-  // have 255 as they are.
+  // Whole warpgroups of consumers take registers from the producer's; what all have is what the block is launched with.
+  // Seven warps and a producer can have 255 as they are.
   static constexpr bool kShareRegisters = kWarps % 4 == 0;
   static constexpr int kThreads = kConsumers + (kShareRegisters ? sm90::kWarpgroup : 32);
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = kWarps == 16 ? 120 : 232;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = kWarps == 16 ? 112 : 232;
+  static constexpr int kLaunchRegisters = sm90::kSmRegisters / kThreads / 8 * 8;
   static_assert(!kShareRegisters ||
-                sm90::registers_fit(1, kProducerRegisters, kConsumers / sm90::kWarpgroup, kConsumerRegisters));
+                kConsumers * kConsumerRegisters + sm90::kWarpgroup * kProducerRegisters <= kThreads * kLaunchRegisters);
   // Of a round: its groups, and a lane's pieces of 16 bytes of codes.
   static constexpr int kRoundGroups = kRound * kTileK / kGroup;
   static constexpr int kTilePieces = strip_bytes(kCode) / 512, kRoundPieces = kRound * kTilePieces;
