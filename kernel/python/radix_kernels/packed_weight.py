@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
-from ._checks.linear import check_codes_of_numbers
+from ._checks.linear import check_code_numbers
 from ._lazy import torch
 from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, split, unpack
 from .weight_form import as_columns, check_matrix, of_codes, of_each_output, of_floats
@@ -236,7 +236,7 @@ def _packed_natively(
 ) -> PackedWeight:
     """w in the order of the library for its device."""
     if _dispatch.is_gpu(w):
-        check_codes_of_numbers(op, numbers.zeros, numbers.scales)
+        check_code_numbers(op, numbers.zeros, numbers.scales)
     fields = asdict(form)
     desc = _descriptor(**fields)
     data = _aligned_bytes(w, desc.nbytes)
