@@ -55,6 +55,25 @@ class PackedWeight:
         return self.n, self.k
 
     @property
+    def form(self) -> CodesForm:
+        """What it consists of, whatever the order."""
+        return CodesForm(
+            n=self.n,
+            k=self.k,
+            dtype=self.dtype,
+            kind=self.kind,
+            group=self.group,
+            scale_dtype=self.scale_dtype,
+            zeros=self.zeros,
+            mins=self.mins,
+        )
+
+    def is_like(self, other: PackedWeight) -> bool:
+        """Whether both consist of the same in the same order: the bytes of one may stand where
+        those of the other do."""
+        return self.layout == other.layout and self.form == other.form
+
+    @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         return int(self.data.shape[0])
@@ -259,16 +278,7 @@ def rows_of_codes(codes: Any, scales: Any, zeros: Any, *, like: PackedWeight) ->
     """The weight of these codes, scales [N, G] and zero points or None, described as `like`, in the
     layout that every GPU can read."""
     numbers = _Numbers(scales=scales, zeros=zeros, mins=None, sub_scales=None, sub_mins=None)
-    form = CodesForm(
-        n=like.n,
-        k=like.k,
-        dtype=like.dtype,
-        kind=like.kind,
-        group=like.group,
-        scale_dtype=like.scale_dtype,
-        zeros=like.zeros,
-    )
-    return _rows_of_codes("pack_weight", codes, numbers, form)
+    return _rows_of_codes("pack_weight", codes, numbers, like.form)
 
 
 def _rows_of_codes(op: str, w: Any, numbers: _Numbers, form: CodesForm) -> PackedWeight:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _checks, _dispatch, _loader
 from ._arrays import empty
+from .codes_layout import CodesForm
 from .gating import SILU, Gating
 from .packed_weight import FRAGMENT_LAYOUT, PackedWeight
 from .weight_kinds import kind_number
@@ -74,14 +75,14 @@ def check_inputs(op: str, x: Any, first: PackedWeight) -> None:
 def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight]) -> bool:
     """Whether the kernel multiplies by these weights: packed for it, alike but for the shape, and
     of a kind, a group and sizes that it knows."""
-    first, second = w1[0], w2[0]
-    same = all(_form(w) == _form(first) for w in w1) and all(_form(w) == _form(second) for w in w2)
-    if not same or _form(first)[2:] != _form(second)[2:]:
-        return False
+    first = w1[0]
+    second = w2[0]
+    same = all(w.is_like(first) for w in w1) and all(w.is_like(second) for w in w2)
+    alike = first.layout == second.layout and _but_for_shape(first) == _but_for_shape(second)
     hidden, inter = second.shape
     fits = first.shape == (2 * inter, hidden) and hidden % 8 == 0 and inter % 16 == 0
     is_known = first.layout == FRAGMENT_LAYOUT and first.group in _GROUPS.get(first.kind, ())
-    return fits and is_known and len(w1) <= _MOST_EXPERTS
+    return same and alike and fits and is_known and len(w1) <= _MOST_EXPERTS
 
 
 def stack(
@@ -94,9 +95,5 @@ def stack(
     return StackedExperts(w1=rows1, w2=rows2, first=held1[0], second=held2[0]), held1, held2
 
 
-def _form(weight: PackedWeight) -> tuple[Any, ...]:
-    """What the experts of a stack have in common."""
-    return (
-        weight.n, weight.k, weight.kind, weight.group, weight.scale_dtype, weight.zeros,
-        weight.mins, weight.dtype, weight.layout,
-    )  # fmt: skip
+def _but_for_shape(weight: PackedWeight) -> CodesForm:
+    return replace(weight.form, n=0, k=0)

@@ -20,10 +20,9 @@ def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[Packe
     other. Of different forms are those of which some alone have zero points, or whose scales differ
     in dtype. ValueError for weights that cannot be of one form.
     """
-    forms = [weight.descriptor for weight in weights]
-    if all(form == forms[0] for form in forms):
+    if all(weight.is_like(weights[0]) for weight in weights):
         return in_one(weights)
-    form = _joint(op, forms)
+    form = _joint(op, [weight.form for weight in weights])
     size = form.nbytes
     data = torch.zeros((len(weights), size), dtype=torch.uint8, device=weights[0].data.device)
     for row, weight in zip(data, weights, strict=True):

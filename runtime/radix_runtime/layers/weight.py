@@ -32,7 +32,7 @@ class WeightStack:
     def __init__(self, count: int) -> None:
         self._count = count
         self.tensors: dict[str, torch.Tensor] = {}
-        self._form: Any = None  # of packed weights
+        self._first: ops.PackedWeight | None = None  # of packed weights
 
     def put(self, name: str, index: int, value: torch.Tensor) -> torch.Tensor:
         """The place of layer `index` with a copy of its `value`; the memory of all is allocated
@@ -44,10 +44,9 @@ class WeightStack:
     def put_packed(self, name: str, index: int, value: ops.PackedWeight) -> ops.PackedWeight:
         """The same with the bytes of a packed weight. One of another form than the first keeps
         those that it has: `ops.PackedExperts` brings both to one form."""
-        form = dataclasses.replace(value, data=None, descriptor=None)
-        if self._form is None:
-            self._form = form
-        if form != self._form:
+        if self._first is None:
+            self._first = dataclasses.replace(value, data=None)
+        if not value.is_like(self._first):
             return value
         return dataclasses.replace(value, data=self.put(name, index, value.data))
 
