@@ -274,18 +274,15 @@ def _packed_natively(
     return PackedWeight(data=data, layout=desc.layout, descriptor=desc, **fields)
 
 
-def rows_of_codes(codes: Any, scales: Any, zeros: Any, *, like: PackedWeight) -> PackedWeight:
-    """The weight of these codes, scales [N, G] and zero points or None, described as `like`, in the
-    layout that every GPU can read."""
-    numbers = _Numbers(scales=scales, zeros=zeros, mins=None, sub_scales=None, sub_mins=None)
-    return _rows_of_codes("pack_weight", codes, numbers, like.form)
+def in_codes(data: Any, form: CodesForm) -> PackedWeight:
+    """The weight of this form whose rows of codes are in data."""
+    return PackedWeight(data=data, layout=CODES_LAYOUT, descriptor=form, **asdict(form))
 
 
 def _rows_of_codes(op: str, w: Any, numbers: _Numbers, form: CodesForm) -> PackedWeight:
     """w as every GPU can read it (codes_layout.py)."""
     parts = CodeParts(codes=None, scales=numbers.scales, zeros=numbers.zeros, mins=numbers.mins)
-    data = pack(op, w, parts, form)
-    return PackedWeight(data=data, layout=CODES_LAYOUT, descriptor=form, **asdict(form))
+    return in_codes(pack(op, w, parts, form), form)
 
 
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
