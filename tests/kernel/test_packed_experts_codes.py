@@ -261,6 +261,23 @@ def test_stacked_experts_hold_nothing_but_the_stack():
         assert storages == {stack.untyped_storage().data_ptr()}
 
 
+def test_what_the_kernel_does_not_take_is_never_held_three_times(rng, device):
+    """Beside the weights as they were given and the stacks there is one expert."""
+    if device == "cpu":
+        pytest.skip("of Hopper's layout")
+    experts = make((1, 12, 1, 1024, 512), CodeKind(kind="int8", group=32), torch.bfloat16, rng)
+    w1 = tuple(w.pack(torch.bfloat16) for w in experts.w1)
+    w2 = tuple(w.pack(torch.bfloat16) for w in experts.w2)
+    assert w1[0].layout == FRAGMENT_LAYOUT
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    packed = rk.PackedExperts(w1=w1, w2=w2)
+    taken = torch.cuda.max_memory_allocated() - before
+    assert packed.stacks is not None
+    assert packed.nbytes <= taken <= packed.nbytes + 2 * w1[0].nbytes
+    assert_close("int8-32", run(experts, packed), experts.case.oracle(), TOLERANCE[torch.bfloat16])
+
+
 def test_wrong_arguments(rng):
     experts = make((6, 3, 2, 64, 32), KINDS[0], torch.bfloat16, rng)
     case = experts.case
