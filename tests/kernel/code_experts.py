@@ -88,11 +88,12 @@ class CodeExperts:
     case: Experts
 
     def pack(self, device: str = "cpu") -> rk.PackedExperts:
-        """As CodeWeight.pack()."""
+        """As CodeWeight.pack(), for the activation of the call."""
         dtype = self.case.x.dtype
         return rk.PackedExperts(
             w1=tuple(w.pack(dtype, device) for w in self.w1),
             w2=tuple(w.pack(dtype, device) for w in self.w2),
+            activation=self.case.options.get("activation", "silu"),
         )
 
 

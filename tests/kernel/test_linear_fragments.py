@@ -25,6 +25,12 @@ SHAPES = [(1, 2), (16, 64), (17, 66), (48, 34), (100, 200), (264, 1032), (1000, 
 # By the strips that a multiprocessor has: up to 4, 8 and 16, and two tiles for some blocks.
 LARGE = [(6144, 1024), (12288, 512), (28672, 384), (40016, 128), (1024, 4096)]
 NIBBLES = make_form("int4", 128, torch.bfloat16)
+# Of what from 65 rows on meets another kernel than up to 64.
+WGMMA_FORMS = [
+    NIBBLES,
+    make_form("mxfp4", 32, torch.uint8),
+    make_form("int8", 0, torch.float32),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +208,28 @@ def test_other_rows_do_not_change_bits(form, rng):
         few = rk.linear(x[:16], packed)
         for begin, end in ((0, 1), (3, 11), (8, 16), (2, 16)):
             assert_same_bits(rk.linear(x[begin:end], packed), few[begin:end])
+
+
+# Tiles of 64, 96 and 128 tokens; k that ends within a stage; gates and ups in one tile.
+@pytest.mark.parametrize("rows", [65, 128, 200, 512])
+@pytest.mark.parametrize(("n", "k"), [(4096, 1024), (28672, 192), (1024, 520)])
+@pytest.mark.parametrize("form", WGMMA_FORMS, ids=str)
+def test_batches_of_many_rows_do_not_change_bits(form, n, k, rows, rng):
+    """A row's bits are those of a batch of 512, wherever it stands and whatever stands beside
+    it."""
+    weight = random_weight(form, n, k, rng)
+    assert most_rows(weight) == 512
+    packed = pack(weight, torch.bfloat16)
+    x = spread((512, k), torch.bfloat16, rng)
+    for product in (rk.linear, rk.linear_silu_and_mul):
+        whole = product(x, packed)
+        for _ in range(3):
+            chosen = torch.randperm(512, generator=rng)[:rows]
+            assert_same_bits(product(x[chosen], packed), whole[chosen])
+        other = spread((rows, k), torch.bfloat16, rng)
+        other[-1] = math.nan
+        other[3:43] = x[100:140]
+        assert_same_bits(product(other, packed)[3:43], whole[100:140])
 
 
 def test_rows_that_are_not_finite(rng):

@@ -74,6 +74,8 @@ def test_arguments_of_packing(rng):
     powers[0, 0] = 253
     with pytest.raises(ValueError, match="scales has the value 253, expected 0 to 252"):
         rk.pack_weight(**{**floats, "scales": powers})
+    with pytest.raises(ValueError, match="scales"):
+        rk.pack_weight(**{**floats, "scales": powers[:, :0]})
 
 
 def test_arguments_of_products(rng):

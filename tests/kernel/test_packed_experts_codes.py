@@ -10,6 +10,9 @@ import pytest
 import torch
 
 import radix_kernels as rk
+
+# As imported: what the tests of single ops patch copies and waits, which a capture does not allow.
+from radix_kernels import fused_experts_packed
 from radix_kernels.packed_weight import FRAGMENT_LAYOUT
 from tests.kernel.code_experts import CodeExperts, CodeKind, random_experts
 from tests.kernel.experts_cases import TOLERANCE
@@ -115,6 +118,46 @@ def test_biases_and_the_clamped_swiglu(tokens, form, bias_dtype, activation, rng
     check(experts)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("form", [KINDS[0], KINDS[4]], ids=named)
+@pytest.mark.parametrize("tokens", [3, 150])
+def test_other_activations(tokens, form, activation, rng, device):
+    """On a GPU in rows of codes, which Triton multiplies."""
+    skip_unless_x_stays(device, form)
+    experts = make((tokens, 3, 2, 136, 80), form, torch.bfloat16, rng)
+    experts.case.options["activation"] = activation
+    packed = experts.pack()
+    if device == "cuda":
+        assert packed.stacked is None
+        assert packed.stacks is not None
+    check(experts)
+
+
+def test_other_activations_in_a_captured_graph(rng, device):
+    if device == "cpu":
+        pytest.skip("graphs are of a GPU")
+    experts = make((9, 3, 2, 136, 80), KINDS[0], torch.bfloat16, rng)
+    experts.case.options["activation"] = "gelu"
+    packed = experts.pack()
+    x = experts.case.x.cuda()
+    weights = experts.case.weights.cuda()
+    ids = experts.case.ids.cuda()
+
+    def step() -> torch.Tensor:
+        return fused_experts_packed(x, packed, weights, ids, activation="gelu")
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    captured.fill_(math.nan)
+    graph.replay()
+    assert_same_bits(captured.cpu(), expected.cpu())
+
+
 @pytest.mark.parametrize("form", KINDS, ids=named)
 @pytest.mark.parametrize("tokens", [12, 160])
 def test_experts_elsewhere(tokens, form, rng, device):
@@ -216,6 +259,23 @@ def test_stacked_experts_hold_nothing_but_the_stack():
         assert stack[:, 0].tolist() == [0, 1, 2]
         storages = {weight.data.untyped_storage().data_ptr() for weight in held}
         assert storages == {stack.untyped_storage().data_ptr()}
+
+
+def test_what_the_kernel_does_not_take_is_never_held_three_times(rng, device):
+    """Beside the weights as they were given and the stacks there is one expert."""
+    if device == "cpu":
+        pytest.skip("of Hopper's layout")
+    experts = make((1, 12, 1, 1024, 512), CodeKind(kind="int8", group=32), torch.bfloat16, rng)
+    w1 = tuple(w.pack(torch.bfloat16) for w in experts.w1)
+    w2 = tuple(w.pack(torch.bfloat16) for w in experts.w2)
+    assert w1[0].layout == FRAGMENT_LAYOUT
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    packed = rk.PackedExperts(w1=w1, w2=w2)
+    taken = torch.cuda.max_memory_allocated() - before
+    assert packed.stacks is not None
+    assert packed.nbytes <= taken <= packed.nbytes + 2 * w1[0].nbytes
+    assert_close("int8-32", run(experts, packed), experts.case.oracle(), TOLERANCE[torch.bfloat16])
 
 
 def test_wrong_arguments(rng):

@@ -5,6 +5,7 @@ stand for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from radix_runtime import ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.facts import weight_bytes
 from radix_runtime.errors import ConfigError
+from radix_runtime.layers.moe import Experts
 from radix_runtime.layers.weight import WeightLayer, WeightStack
 from radix_runtime.quantization import at_load, codes, dense, gguf
 from radix_runtime.quantization.config import LayerKind, Target
@@ -267,3 +269,31 @@ def test_a_stack_holds_what_is_of_one_form(held_as_on_a_gpu: Target) -> None:
     w2 = radix_kernels.pack_weight(down, torch.ones(64, 1), "int4", group=64)
     experts = radix_kernels.PackedExperts(w1=tuple(held), w2=(w2,) * 3)
     assert experts.w1[0].zeros and experts.stacks[0].shape[0] == 3
+
+
+def test_experts_come_into_a_stack_in_the_order_of_their_kernel(
+    held_as_on_a_gpu: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[tuple[int, int], dict[str, Any]]] = []
+
+    def in_order(weight: ops.PackedWeight, **sizes: Any) -> ops.PackedWeight:
+        seen.append((weight.shape, sizes))
+        bytes_ = weight.data.clone()
+        bytes_[-1] = 77
+        return replace(weight, data=bytes_)
+
+    monkeypatch.setattr(ops.PackedExperts, "part", staticmethod(in_order))
+    made = FORMATS["gpt-oss mxfp4"](tmp_path)
+    driver = driver_of(made.folder, held_as_on_a_gpu)
+    layers = [module for module in driver.model.modules() if isinstance(module, Experts)]
+    assert len(seen) == sum(2 * len(layer.local) for layer in layers) > 0
+    for (outputs, inputs), sizes in seen:
+        hidden = sizes["hidden"]
+        width = sizes["width"]
+        assert (outputs, inputs) in {(2 * width, hidden), (hidden, width)}
+        assert isinstance(sizes["activation"], ops.ClampedSwiGlu)
+    for layer in layers:
+        packed = layer.packed()
+        assert packed is not None
+        assert isinstance(packed.activation, ops.ClampedSwiGlu)
+        assert all(weight.data[-1] == 77 for weight in (*packed.w1, *packed.w2))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import _arrays, _checks
+from ._checks.linear import check_code_numbers
 from ._lazy import reference, torch
 
 CODES_LAYOUT = "codes"
@@ -24,7 +25,6 @@ GROUPS = {"int8": (0, 16, 32, 64, 128), "int4": (0, 32, 64, 128), "mxfp4": (32,)
 _ALIGNMENT = 256
 _MIDDLE = 8  # what 4-bit codes without zero points and minima are counted from
 _QUANTIZED_ELEMENTS = 1 << 24  # at a time: float32 copies of them are held
-_LARGEST_POWER = 252  # as e8m0: with a larger one 6, the largest float, is no float32
 
 
 class CodeParts(NamedTuple):
@@ -229,13 +229,8 @@ def _check(op: str, w: Any, given: CodeParts, form: CodesForm) -> None:
         _checks.require(
             op, given.zeros is None and given.mins is None, "mxfp4 has no zero points or minima"
         )
-        largest = int(given.scales.max())
-        _checks.require(
-            op,
-            largest <= _LARGEST_POWER,
-            f"scales has code {largest}, expected 0 to {_LARGEST_POWER}",
-        )
     _check_offsets(op, given, form)
+    check_code_numbers(op, given.zeros, given.scales)
 
 
 def _check_offsets(op: str, given: CodeParts, form: CodesForm) -> None:
@@ -249,5 +244,3 @@ def _check_offsets(op: str, given: CodeParts, form: CodesForm) -> None:
     _checks.require(op, form.kind == "int4", f"{form.kind} has no zero points")
     _checks.dtype(op, "zeros", given.zeros, ("uint8",))
     _checks.shape(op, "zeros", given.zeros, given.scales.shape, "as scales")
-    largest = int(given.zeros.max())
-    _checks.require(op, largest <= 16, f"zeros has {largest}, expected 0 to 16")

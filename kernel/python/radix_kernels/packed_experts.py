@@ -13,13 +13,13 @@ from ._arrays import Array, torch_views
 from ._checks.moe import check_biases, check_expert_shapes, check_packed_experts
 from ._lazy import reference
 from .codes_layout import CODES_LAYOUT, CodeParts, CodeProduct, split
-from .gating import Activation, read_gating
+from .gating import Activation, Gating, read_gating
 from .gemm import linear_silu_and_mul
 from .linear import linear
 from .moe import moe_align_block_size
 from .packed_weight import FRAGMENT_LAYOUT, REFERENCE_LAYOUT, PackedWeight, pack_weight, wait
-from .stacked_experts import StackedExperts, check_inputs, stack, takes
-from .weight_stack import stack_weights, to_rows_of_codes
+from .stacked_experts import StackedExperts, check_inputs, may_take, stack, takes
+from .weight_stack import stack_codes, to_rows_of_codes
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,24 @@ class PackedExperts:
     others.
 
     w1[e]: gate and up, [2 I, H]; w2[e]: [H, I]. On a GPU the weights of codes are rows of one
-    tensor a side: where they are not, they are copied into such, and w1 and w2 become parts of it.
-    What Hopper's kernel does not take is held in rows of codes, for Triton's. ValueError for
-    weights there that cannot be of one form.
+    tensor a side: where they are not, they are copied into such, one after the other, and w1 and w2
+    become parts of it. What Hopper's kernel does not take is held in rows of codes, for Triton's.
+    activation: that of the products to come, by which the order is chosen there: the kernel has
+    `silu` and the clamped SwiGLU alone. Other devices multiply with any. ValueError for an
+    activation that is none, and for weights on a GPU that cannot be of one form.
     """
 
     w1: tuple[PackedWeight, ...]
     w2: tuple[PackedWeight, ...]
+    activation: Activation = "silu"
     native: Any = field(default=None, init=False, repr=False, compare=False)
     stacked: StackedExperts | None = field(default=None, init=False, repr=False, compare=False)
     stacks: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        gating = read_gating("PackedExperts", self.activation)
         if self.w1 and self.w1[0].layout in (CODES_LAYOUT, FRAGMENT_LAYOUT):
-            self._stack()
+            self._stack(gating)
             return
         make = getattr(_loader.bind, "PackedExperts", None)
         if make is None or not self.w1:
@@ -53,14 +57,28 @@ class PackedExperts:
             native.add((w1.descriptor, w1.data), (w2.descriptor, w2.data))
         object.__setattr__(self, "native", native)
 
-    def _stack(self) -> None:
+    @staticmethod
+    def part(
+        weight: PackedWeight, *, hidden: int, width: int, activation: Activation = "silu"
+    ) -> PackedWeight:
+        """A weight of either product, of experts of H inputs and I inside, in the order in which
+        these are held: of a list of such nothing need be brought to another.
+
+        In rows of codes where Hopper's kernel would not take it; else itself.
+        """
+        gating = read_gating("PackedExperts", activation)
+        if may_take(weight, hidden=hidden, inter=width, gating=gating):
+            return weight
+        return to_rows_of_codes(weight)
+
+    def _stack(self, gating: Gating) -> None:
         op = "PackedExperts"
         check_expert_shapes(op, [w.shape for w in self.w1], [w.shape for w in self.w2])
-        if takes(self.w1, self.w2):
+        if takes(self.w1, self.w2, gating):
             self._set(zip(("stacked", "w1", "w2"), stack(self.w1, self.w2), strict=True))
         else:
-            w1, first = stack_weights(op, [to_rows_of_codes(w) for w in self.w1])
-            w2, second = stack_weights(op, [to_rows_of_codes(w) for w in self.w2])
+            w1, first = stack_codes(op, self.w1)
+            w2, second = stack_codes(op, self.w2)
             self._set({"w1": w1, "w2": w2, "stacks": (first, second)}.items())
         wait(_arrays.as_torch(self.w1[0].data))
 
@@ -112,7 +130,7 @@ def pack_experts(
     w1: Array, w2: Array, kind: str | None = None, *, group: int | None = None
 ) -> PackedExperts:
     """Pack w1 [E, 2 I, H] and w2 [E, H, I] expert by expert; kind and group as `pack_weight` takes
-    them.
+    them. For another activation than `silu`: `PackedExperts` of the result's w1 and w2.
 
     The result holds a copy. Errors: as `pack_weight`; ValueError where the two do not fit together.
     """

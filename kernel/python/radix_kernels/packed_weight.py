@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array
-from ._checks.linear import check_codes_of_numbers
+from ._checks.linear import check_code_numbers
 from ._lazy import torch
 from .codes_layout import CODES_LAYOUT, GROUPS, CodeParts, CodesForm, pack, split, unpack
 from .weight_form import as_columns, check_matrix, of_codes, of_each_output, of_floats
@@ -53,6 +53,25 @@ class PackedWeight:
     def shape(self) -> tuple[int, int]:
         """(n, k): outputs and inputs, or rows and columns of an embedding."""
         return self.n, self.k
+
+    @property
+    def form(self) -> CodesForm:
+        """What it consists of, whatever the order."""
+        return CodesForm(
+            n=self.n,
+            k=self.k,
+            dtype=self.dtype,
+            kind=self.kind,
+            group=self.group,
+            scale_dtype=self.scale_dtype,
+            zeros=self.zeros,
+            mins=self.mins,
+        )
+
+    def is_like(self, other: PackedWeight) -> bool:
+        """Whether both consist of the same in the same order: the bytes of one may stand where
+        those of the other do."""
+        return self.layout == other.layout and self.form == other.form
 
     @property
     def nbytes(self) -> int:
@@ -236,7 +255,7 @@ def _packed_natively(
 ) -> PackedWeight:
     """w in the order of the library for its device."""
     if _dispatch.is_gpu(w):
-        check_codes_of_numbers(op, numbers.zeros, numbers.scales)
+        check_code_numbers(op, numbers.zeros, numbers.scales)
     fields = asdict(form)
     desc = _descriptor(**fields)
     data = _aligned_bytes(w, desc.nbytes)
@@ -255,27 +274,15 @@ def _packed_natively(
     return PackedWeight(data=data, layout=desc.layout, descriptor=desc, **fields)
 
 
-def rows_of_codes(codes: Any, scales: Any, zeros: Any, *, like: PackedWeight) -> PackedWeight:
-    """The weight of these codes, scales [N, G] and zero points or None, described as `like`, in the
-    layout that every GPU can read."""
-    numbers = _Numbers(scales=scales, zeros=zeros, mins=None, sub_scales=None, sub_mins=None)
-    form = CodesForm(
-        n=like.n,
-        k=like.k,
-        dtype=like.dtype,
-        kind=like.kind,
-        group=like.group,
-        scale_dtype=like.scale_dtype,
-        zeros=like.zeros,
-    )
-    return _rows_of_codes("pack_weight", codes, numbers, form)
+def in_codes(data: Any, form: CodesForm) -> PackedWeight:
+    """The weight of this form whose rows of codes are in data."""
+    return PackedWeight(data=data, layout=CODES_LAYOUT, descriptor=form, **asdict(form))
 
 
 def _rows_of_codes(op: str, w: Any, numbers: _Numbers, form: CodesForm) -> PackedWeight:
     """w as every GPU can read it (codes_layout.py)."""
     parts = CodeParts(codes=None, scales=numbers.scales, zeros=numbers.zeros, mins=numbers.mins)
-    data = pack(op, w, parts, form)
-    return PackedWeight(data=data, layout=CODES_LAYOUT, descriptor=form, **asdict(form))
+    return in_codes(pack(op, w, parts, form), form)
 
 
 def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _checks, _dispatch, _loader
 from ._arrays import empty
-from .gating import SILU, Gating
+from .codes_layout import CodesForm
+from .gating import SILU, SWIGLU_CLAMPED, Gating
 from .packed_weight import FRAGMENT_LAYOUT, PackedWeight
 from .weight_kinds import kind_number
 from .weight_stack import in_one
@@ -18,6 +19,7 @@ _KERNEL = "fused_experts_mixed"
 # Kinds, and the groups that each may have (0: whole rows).
 _GROUPS = {"int4": (0, 32, 64, 128), "int8": (0, 128), "mxfp4": (32,)}
 _MOST_EXPERTS = 1024
+_ACTIVATIONS = (SILU, SWIGLU_CLAMPED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,11 @@ class StackedExperts:
         weights = weights.contiguous()
 
         def call(kernel: _dispatch.Native, _: bool) -> None:
+            if gating.number not in _ACTIVATIONS:
+                raise NotImplementedError(
+                    f"{_KERNEL}: the experts are packed for silu or the clamped SwiGLU; packed "
+                    "with another activation they are Triton's"
+                )
             kernel(
                 x, self.w1, self.w2, *biases, weights, ids, mapped, out,
                 self._workspace(x, ids, mapped), kind_number(self.first.kind), self.first.group,
@@ -71,17 +78,25 @@ def check_inputs(op: str, x: Any, first: PackedWeight) -> None:
     _checks.shape(op, "hidden_states", x, (x.shape[0], first.k), "inputs of w1")
 
 
-def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight]) -> bool:
-    """Whether the kernel multiplies by these weights: packed for it, alike but for the shape, and
-    of a kind, a group and sizes that it knows."""
-    first, second = w1[0], w2[0]
-    same = all(_form(w) == _form(first) for w in w1) and all(_form(w) == _form(second) for w in w2)
-    if not same or _form(first)[2:] != _form(second)[2:]:
-        return False
+def may_take(weight: PackedWeight, *, hidden: int, inter: int, gating: Gating) -> bool:
+    """Whether the kernel multiplies by such a weight of either product, of experts of these sizes:
+    packed for it, and of a kind and a group that it knows."""
+    fits = hidden % 8 == 0 and inter % 16 == 0 and gating.number in _ACTIVATIONS
+    return (
+        fits and weight.layout == FRAGMENT_LAYOUT and weight.group in _GROUPS.get(weight.kind, ())
+    )
+
+
+def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight], gating: Gating) -> bool:
+    """Whether the kernel multiplies by these weights: by each of them, and they are alike but for
+    the shape."""
+    first = w1[0]
+    second = w2[0]
+    same = all(w.is_like(first) for w in w1) and all(w.is_like(second) for w in w2)
+    alike = first.layout == second.layout and _but_for_shape(first) == _but_for_shape(second)
     hidden, inter = second.shape
-    fits = first.shape == (2 * inter, hidden) and hidden % 8 == 0 and inter % 16 == 0
-    is_known = first.layout == FRAGMENT_LAYOUT and first.group in _GROUPS.get(first.kind, ())
-    return fits and is_known and len(w1) <= _MOST_EXPERTS
+    fits = first.shape == (2 * inter, hidden) and len(w1) <= _MOST_EXPERTS
+    return same and alike and fits and may_take(first, hidden=hidden, inter=inter, gating=gating)
 
 
 def stack(
@@ -94,9 +109,5 @@ def stack(
     return StackedExperts(w1=rows1, w2=rows2, first=held1[0], second=held2[0]), held1, held2
 
 
-def _form(weight: PackedWeight) -> tuple[Any, ...]:
-    """What the experts of a stack have in common."""
-    return (
-        weight.n, weight.k, weight.kind, weight.group, weight.scale_dtype, weight.zeros,
-        weight.mins, weight.dtype, weight.layout,
-    )  # fmt: skip
+def _but_for_shape(weight: PackedWeight) -> CodesForm:
+    return replace(weight.form, n=0, k=0)

@@ -8,30 +8,29 @@ from typing import Any
 
 from . import _arrays, _checks
 from ._lazy import torch
-from .codes_layout import CodesForm, convert
-from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, rows_of_codes
+from .codes_layout import CODES_LAYOUT, CodeParts, CodesForm, convert
+from .packed_weight import FRAGMENT_LAYOUT, PackedWeight, in_codes
 from .unpacked_weight import unpack_weight
 
 
-def stack_weights(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[PackedWeight, ...], Any]:
-    """The same weights, of one form, as rows of one tensor, and the tensor: uint8 [E, bytes].
+def stack_codes(op: str, weights: Sequence[PackedWeight]) -> tuple[tuple[PackedWeight, ...], Any]:
+    """The same weights in rows of codes, of one form, as rows of one tensor, and the tensor: uint8
+    [E, bytes].
 
-    Nothing is copied where they are of one form and lie in one tensor already, one behind the
-    other. Of different forms are those of which some alone have zero points, or whose scales differ
-    in dtype. ValueError for weights that cannot be of one form.
+    Nothing is copied where they lie so already, one behind the other; else each is written into
+    its place, so that beside weights and tensor there is one more at a time. Of different forms are
+    those of which some alone have zero points, or whose scales differ in dtype. ValueError for
+    weights that cannot be of one form.
     """
-    forms = [weight.descriptor for weight in weights]
-    if all(form == forms[0] for form in forms):
+    first = weights[0]
+    if first.layout == CODES_LAYOUT and all(weight.is_like(first) for weight in weights):
         return in_one(weights)
-    form = _joint(op, forms)
-    size = form.nbytes
-    data = torch.zeros((len(weights), size), dtype=torch.uint8, device=weights[0].data.device)
+    form = _joint(op, [weight.form for weight in weights])
+    data = torch.zeros((len(weights), form.nbytes), dtype=torch.uint8, device=first.data.device)
+    held = []
     for row, weight in zip(data, weights, strict=True):
-        convert(weight.parts, row, form)
-    held = (
-        replace(weight, data=row, descriptor=form, zeros=form.zeros, scale_dtype=form.scale_dtype)
-        for row, weight in zip(data, weights, strict=True)
-    )
+        convert(_code_parts(weight), row, form)
+        held.append(in_codes(row, form))
     return tuple(held), data
 
 
@@ -50,8 +49,20 @@ def to_rows_of_codes(weight: PackedWeight) -> PackedWeight:
     """A weight in the order of Hopper's library, in rows of codes; any other is itself."""
     if weight.layout != FRAGMENT_LAYOUT:
         return weight
+    form = weight.form
+    data = torch.zeros(form.nbytes, dtype=torch.uint8, device=weight.data.device)
+    convert(_code_parts(weight), data, form)
+    return in_codes(data, form)
+
+
+def _code_parts(weight: PackedWeight) -> CodeParts:
+    """Of a weight in rows of codes or in the order of Hopper's library."""
+    if weight.layout != FRAGMENT_LAYOUT:
+        return weight.parts
     codes, scales, zeros = unpack_weight(weight)
-    return rows_of_codes(codes, scales, zeros, like=weight)
+    return CodeParts(
+        codes=codes, scales=scales.T, zeros=None if zeros is None else zeros.T, mins=None
+    )
 
 
 def _rows_of_one(weights: Sequence[PackedWeight]) -> Any:

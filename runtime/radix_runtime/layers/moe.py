@@ -127,10 +127,21 @@ class Experts(nn.ModuleDict):
         formats = max(len(first), len(second)) if self._packs else len(first | second)
         if formats > 1:
             raise ConfigError("the experts of a layer are in several formats")
-        self._stacks = (WeightStack(len(self._experts)), WeightStack(len(self._experts)))
+        count = len(self._experts)
+        self._stacks = (WeightStack(count, self._in_order), WeightStack(count, self._in_order))
         for index, expert in enumerate(self._experts):
             expert.gate_up_proj.put_in(self._stacks[0], index)
             expert.down_proj.put_in(self._stacks[1], index)
+
+    def _in_order(self, weight: ops.PackedWeight) -> ops.PackedWeight:
+        """As the kernel for these experts reads it."""
+        expert = self._experts[0]
+        return ops.PackedExperts.part(
+            weight,
+            hidden=expert.gate_up_proj.shape.in_features,
+            width=expert.down_proj.shape.in_features,
+            activation=self._activation,
+        )
 
     def _stack_biases(self) -> tuple[WeightStack, WeightStack]:
         """Where the biases of both products will lie, each in one tensor."""
@@ -190,7 +201,7 @@ class Experts(nn.ModuleDict):
             w1 = _packed_weights([expert.gate_up_proj for expert in self._experts])
             w2 = _packed_weights([expert.down_proj for expert in self._experts])
             if w1 is not None and w2 is not None:
-                self._packed = ops.PackedExperts(w1=w1, w2=w2)
+                self._packed = ops.PackedExperts(w1=w1, w2=w2, activation=self._activation)
         return self._packed
 
     def complete(self) -> None:

@@ -1,6 +1,7 @@
 """WeightLayer: a layer whose weight is held by a method of some format."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,12 +28,16 @@ def weight_bytes(model: nn.Module) -> int:
 
 class WeightStack:
     """What `count` layers of one shape hold, each of it in one tensor: `tensors`, by name, of which
-    the first dimension counts the layers."""
+    the first dimension counts the layers. `in_order`: brings a packed weight into the order in
+    which the stack holds it."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(
+        self, count: int, in_order: Callable[[ops.PackedWeight], ops.PackedWeight] | None = None
+    ) -> None:
         self._count = count
+        self._in_order = in_order
         self.tensors: dict[str, torch.Tensor] = {}
-        self._form: Any = None  # of packed weights
+        self._first: ops.PackedWeight | None = None  # of packed weights
 
     def put(self, name: str, index: int, value: torch.Tensor) -> torch.Tensor:
         """The place of layer `index` with a copy of its `value`; the memory of all is allocated
@@ -44,10 +49,11 @@ class WeightStack:
     def put_packed(self, name: str, index: int, value: ops.PackedWeight) -> ops.PackedWeight:
         """The same with the bytes of a packed weight. One of another form than the first keeps
         those that it has: `ops.PackedExperts` brings both to one form."""
-        form = dataclasses.replace(value, data=None, descriptor=None)
-        if self._form is None:
-            self._form = form
-        if form != self._form:
+        if self._in_order is not None:
+            value = self._in_order(value)
+        if self._first is None:
+            self._first = dataclasses.replace(value, data=None)
+        if not value.is_like(self._first):
             return value
         return dataclasses.replace(value, data=self.put(name, index, value.data))
 

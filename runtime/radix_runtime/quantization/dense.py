@@ -147,5 +147,14 @@ def packed_codes_bytes(shape: LinearShape, group: int) -> int:
     return _padded(shape.out_features, _OUTPUTS) * (inputs + 4 * groups)
 
 
+def padded_bytes(size: int, shape: LinearShape) -> int:
+    """What `size` bytes of codes, and of what these are multiplied by, become as packed on the CPU:
+    narrow shares of a rank are padded to whole tiles. Hopper's library pads outputs to 64, rows of
+    codes for other GPUs have no padding to speak of."""
+    outputs = _padded(shape.out_features, _OUTPUTS)
+    inputs = _padded(shape.in_features, _INPUTS_OF_CODES)
+    return size * outputs * inputs // (shape.out_features * shape.in_features)
+
+
 def _padded(size: int, step: int) -> int:
     return -(-size // step) * step

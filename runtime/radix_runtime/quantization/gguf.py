@@ -23,7 +23,7 @@ from .config import (
     read_settings,
     unquantized,
 )
-from .dense import DenseMethod
+from .dense import DenseMethod, padded_bytes
 from .gguf_forms import FORMS, SUPER, CodeForm, in_form, without_supers
 from .gguf_tensors import GgufTensor, UnpackedTensor
 from .params import Inputs, LinearShape, Outputs, ParamSpec
@@ -70,7 +70,8 @@ class GgufMethod(DenseMethod):
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         if self._keeps_form(shape):
             return self.form.held_bytes(shape.out_features, shape.in_features)
-        return LinearMethod.held_bytes(self, shape, dtype)  # codes, scales and minima
+        of_file = LinearMethod.held_bytes(self, shape, dtype)  # codes, scales and minima
+        return padded_bytes(of_file, shape)
 
     def finalize(self, layer: Any) -> None:
         parts = {name: getattr(layer, name).data for name in self.form.widths}

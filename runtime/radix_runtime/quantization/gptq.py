@@ -73,6 +73,10 @@ class GptqStorage(CodesStorage, WidenableStorage):
         return f"GPTQ INT{self.bits}"
 
     @property
+    def dropped(self) -> tuple[str, ...]:
+        return () if self.has_order else ("g_idx",)
+
+    @property
     def kind(self) -> str:
         return f"int{self.bits}"
 

@@ -28,6 +28,7 @@ from .config import (
     read_settings,
     unquantized,
 )
+from .dense import padded_bytes
 from .names import is_listed
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 from .storage import WidenableStorage, WidenedMethod
@@ -119,7 +120,7 @@ class Mxfp4Method(CodesMethod):
         bits."""
         if self.holds_integers:
             weights = shape.out_features * shape.in_features
-            return weights + weights // BLOCK * 2
+            return padded_bytes(weights + weights // BLOCK * 2, shape)
         return packed_bytes(shape.out_features, shape.in_features)
 
     def finalize(self, layer: Any) -> None:

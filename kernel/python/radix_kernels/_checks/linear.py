@@ -8,6 +8,9 @@ from typing import Any
 from .. import _checks
 from .._arrays import Array, as_torch, dtype_name
 
+_LARGEST_ZERO = 16  # zero point of a 4-bit code
+_LARGEST_POWER = 252  # as e8m0: with a larger one 6, the largest float, is no float32
+
 
 def read_out_dtype(op: str, x: Array, out_dtype: Any, out: Array | None) -> str:
     """The name of the result's dtype, x's or float32. TypeError for another, or where out has not
@@ -33,13 +36,14 @@ def check_packed(op: str, x: Array, k: int, dtype: str) -> None:
         raise TypeError(f"{op}: x has dtype {x.dtype}, expected {dtype} (as weight)")
 
 
-def check_codes_of_numbers(op: str, zeros: Array | None, powers: Array | None) -> None:
-    """ValueError for zero points above 16 and powers of two (e8m0) above 252, which a GPU would not
-    notice."""
-    for name, given, most in (("zeros", zeros, 16), ("scales", powers, 252)):
+def check_code_numbers(op: str, zeros: Array | None, scales: Array | None) -> None:
+    """ValueError for zero points and powers of two (e8m0) that are too large, which kernels of a
+    GPU would not notice; scales of other dtypes than uint8 are no powers."""
+    for name, given, most in (("zeros", zeros, _LARGEST_ZERO), ("scales", scales, _LARGEST_POWER)):
         if given is None or dtype_name(given) != "uint8":
             continue
-        largest = int(as_torch(given).amax())
+        codes = as_torch(given)
+        largest = int(codes.amax()) if codes.numel() else 0
         _checks.require(
             op, largest <= most, f"{name} has the value {largest}, expected 0 to {most}"
         )

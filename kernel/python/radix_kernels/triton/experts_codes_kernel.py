@@ -8,6 +8,7 @@ import triton.language as tl
 
 from .codes_tile import added_codes
 from .moe_kernel import gated, local_expert, row_bias
+from .tile_order import find_tile
 
 
 @triton.jit
@@ -82,12 +83,7 @@ def codes_expert_product(
         blocks = tl.load(total) // BLOCK_M
         if program >= blocks * columns:
             return
-        # GROUP_M blocks of pairs by all columns, then the next GROUP_M.
-        first = program // (GROUP_M * columns) * GROUP_M
-        height = tl.minimum(blocks - first, GROUP_M)
-        inside = program % (GROUP_M * columns)
-        block = first + inside % height
-        column = inside // height
+        block, column = find_tile(program, blocks, columns, GROUP_M)
         expert = tl.load(block_experts + block)
         if expert >= LOCALS:
             return

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .float8 import widened
+from .tile_order import find_tile
 
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
@@ -75,11 +76,9 @@ def scaled_product(
         a += tl.multiple_of(matrix * a_batch, 16)
         b += tl.multiple_of(matrix * b_batch, 16)
         out += tl.multiple_of(matrix * out_batch, 8)
-    first = program // (GROUP * columns) * GROUP
-    height = tl.minimum(blocks - first, GROUP)
-    inside = program % (GROUP * columns)
-    row = (first + inside % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = inside // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, tile = find_tile(program, blocks, columns, GROUP)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     mine, in_n = row < rows, n < N
     source = tl.where(mine, row, 0).to(tl.int64)

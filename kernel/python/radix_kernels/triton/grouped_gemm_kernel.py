@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .float8 import widened
+from .tile_order import find_tile
 
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
@@ -49,10 +50,7 @@ def grouped_product(
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     blocks = tl.cdiv(rows, BLOCK_M)
-    first = program // (GROUP * columns) * GROUP
-    height = tl.minimum(blocks - first, GROUP)
-    inside = program % (GROUP * columns)
-    block = first + inside % height
+    block, column = find_tile(program, blocks, columns, GROUP)
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     K_BLOCKS: tl.constexpr = (K + 127) // 128
     if MASKED:
@@ -71,7 +69,7 @@ def grouped_product(
             return
         mine = tl.load(groups + row, mask=row < rows, other=-1) == group
 
-    n = inside // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     source = tl.where(mine, row, 0).to(tl.int64)
     x_at = x + source[:, None] * x_row + k[None, :]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .tile_order import find_tile
+
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
 @triton.jit(do_not_specialize=["rows", "sa_row", "sb_column", "azp_row"])
@@ -46,11 +48,9 @@ def int8_product(
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     blocks = tl.cdiv(rows, BLOCK_M)
-    first = program // (GROUP * columns) * GROUP
-    height = tl.minimum(blocks - first, GROUP)
-    inside = program % (GROUP * columns)
-    row = (first + inside % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = inside // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, tile = find_tile(program, blocks, columns, GROUP)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     mine, in_n = row < rows, n < N
     source = tl.where(mine, row, 0).to(tl.int64)

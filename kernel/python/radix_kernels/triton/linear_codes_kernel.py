@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .codes_tile import added_codes
+from .tile_order import find_tile
 
 
 # A compilation for each kind of a number that follows the batch would hold up a server under load.
@@ -49,11 +50,9 @@ def codes_product(
     ROWS: tl.constexpr = 2 * N if GATE else N
     program = tl.program_id(0)
     blocks = tl.cdiv(rows, BLOCK_M)
-    first = program // (GROUP_M * columns) * GROUP_M
-    height = tl.minimum(blocks - first, GROUP_M)
-    inside = program % (GROUP_M * columns)
-    row = (first + inside % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = inside // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    block, column = find_tile(program, blocks, columns, GROUP_M)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     mine = row < rows
     in_n = n < N
     source = tl.where(mine, row, 0).to(tl.int64)

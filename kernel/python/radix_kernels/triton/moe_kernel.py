@@ -30,6 +30,7 @@ from ..gating import GELU as _GELU
 from ..gating import GELU_TANH as _GELU_TANH
 from ..gating import SWIGLU_CLAMPED as _SWIGLU_CLAMPED
 from .float8 import widened
+from .tile_order import find_tile
 
 GELU = tl.constexpr(_GELU)
 GELU_TANH = tl.constexpr(_GELU_TANH)
@@ -154,12 +155,7 @@ def product(
         blocks = tl.load(total) // BLOCK_M
         if program >= blocks * columns:
             return
-        # GROUP blocks of pairs by all columns, then the next GROUP.
-        first = program // (GROUP * columns) * GROUP
-        height = tl.minimum(blocks - first, GROUP)
-        inside = program % (GROUP * columns)
-        block = first + inside % height
-        column = inside // height
+        block, column = find_tile(program, blocks, columns, GROUP)
         expert = tl.load(block_experts + block)
         if expert >= LOCALS:
             return
