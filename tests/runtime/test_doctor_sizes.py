@@ -25,7 +25,10 @@ MOST_APART = 0.03
 
 # What the checkpoints of these names have, in billions.
 PARAMETERS = {
-    "dsv2-lite": 15.7, "gpt-oss-20b": 20.9, "llama-3.2-1b": 1.24, "llama3-70b-fp8": 70.6,
+    "dsv2-lite": 15.7, "gpt-oss-20b": 20.9, "gpt-oss-20b-mxfp4": 20.9, "llama-3.2-1b": 1.24,
+    "llama3-70b": 70.6, "llama3-70b-fp8": 70.6, "llama3-70b-fp8-channel": 70.6,
+    "llama3-8b-awq": 8.03, "llama3-8b-fp8-block": 8.03, "llama3-8b-fp8-channel": 8.03,
+    "llama3-8b-gptq": 8.03, "llama3-8b-w8a8": 8.03, "qwen3-30b-a3b-fp8": 30.5,
     "llama3-8b": 8.03, "qwen3-0.6b": 0.596, "qwen3-14b": 14.8, "qwen3-30b-a3b": 30.5,
     "qwen3-8b": 8.19,
 }  # fmt: skip
@@ -54,6 +57,9 @@ def small(name: str, folder: Path) -> Path:
         config[key] = max(1, config[key] // fraction)
     config["num_hidden_layers"] = _LAYERS
     config["max_position_embeddings"] = _CONTEXT
+    if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+        for key in _WIDTHS[:2]:
+            config[key] = config[key] // 32 * 32  # whole blocks
     config.pop("max_window_layers", None)
     scaling = config["rope_scaling"] or {}
     if "original_max_position_embeddings" in scaling:  # from which the context is told
