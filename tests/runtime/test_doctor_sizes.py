@@ -4,6 +4,7 @@ they are loaded."""
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,15 @@ def has_experts(name: str) -> bool:
     return any(isinstance(layer.feed_forward, Moe) for layer in spec.layers)
 
 
+def log_probabilities(engine: Engine) -> list[float]:
+    """Of some tokens that random weights give: no scale of random codes makes them overflow."""
+    settings = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+    (output,) = engine.generate(
+        input_ids=[[3, 1, 4, 1, 5]], sampling_params=settings, return_logprob=True
+    )
+    return [entry[0] for entry in output["meta_info"]["output_token_logprobs"]]
+
+
 def cases() -> list[Any]:
     """Each shape as its file says; the formats that are made at load where there is no other."""
     found = []
@@ -93,6 +103,7 @@ def test_what_is_told_is_what_is_held(name: str, quantization: str | None, tmp_p
     with Engine(folder, device="cpu", **limits, **chosen) as engine:
         facts = engine_facts(engine.executor.runner)
         slots = (engine.executor.num_pages + 1) * engine.executor.page_size  # and the dummy page
+        assert all(map(math.isfinite, log_probabilities(engine)))
     held = int(str(facts["weight_bytes"]))
     told = planned.size().bytes
     print(f"{name} {quantization}: told {told}, held {held}, {told / held - 1:+.2%}")
