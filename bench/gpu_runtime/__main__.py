@@ -8,6 +8,7 @@ is left out. --json is written after every work. With --serve the engine is behi
     python -m bench.gpu_runtime qwen3-0.6b llama3-8b --json figures.json
     python -m bench.gpu_runtime qwen3-0.6b --arm radix --arm radix-eager:disable_cuda_graph=true
     python -m bench.gpu_runtime qwen3-0.6b --only step --batches 1 64
+    python -m bench.gpu_runtime llama3-70b --tp 4 --only offline --repeats 1
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +67,7 @@ class Run:
 
 def main() -> None:
     args = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the engine
     run = Run(args.json)
     for model in args.models:
         for arm in _arms(args.arm):
@@ -98,6 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, help=f"of an arm and model; default: {_SECONDS} by engine"
     )
+    parser.add_argument(
+        "--start-seconds",
+        type=float,
+        help=f"until an engine has given a token; default: {_START_LIMITS} by engine",
+    )
+    parser.add_argument(
+        "--patience", type=float, default=1.0, metavar="TIMES", help="by which works take longer"
+    )
     gpu = Gpu()
     parser.add_argument("--read-gbs", type=float, default=gpu.read_gbs, help="of the floors")
     parser.add_argument("--tflops", type=float, default=gpu.tflops, help="of the floors, bfloat16")
@@ -106,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chunk", type=int, default=sizes.chunk, help="tokens of a step")
     parser.add_argument("--context", type=int, default=sizes.context)
     parser.add_argument("--memory-share", type=float, default=sizes.memory_share)
+    parser.add_argument(
+        "--tensor-parallel-size", "--tp", dest="ranks", type=int, default=sizes.ranks, metavar="N"
+    )
     return parser
 
 
@@ -131,34 +146,56 @@ def measure(run: Run, arm: Arm, folder: Path, args: argparse.Namespace) -> None:
         chunk=args.chunk,
         context=args.context,
         memory_share=args.memory_share,
+        ranks=args.ranks,
     )
     while works:
         process = kind(arm=arm, folder=folder, sizes=sizes)
         try:
-            run.add(folder.name, arm, "start", process.facts(_START_LIMITS[arm.engine]))
+            run.add(folder.name, arm, "start", process.facts(_start_limit(arm, args)))
+            _measure_works(run, arm, folder, args, process=process, works=works, end=end)
         except Failed as failure:
             run.add(folder.name, arm, "start", {"error": str(failure)})
-            process.close()
             return
-        while works:
-            work = works.pop(0)
-            left = end - time.monotonic()
-            if left <= 0:
-                run.add(folder.name, arm, work.name, {"error": "no time left"})
-                continue
-            try:
-                with watched_gpu() as seen:
-                    figures = process.run(replace(work, limit=min(work.limit, left)))
-            except Failed as failure:
-                run.add(folder.name, arm, work.name, {"error": str(failure)})
-                break
-            run.add(folder.name, arm, work.name, {**figures, **seen, **_floor(work, folder, args)})
-        process.close()
+        finally:
+            process.close()
+
+
+def _start_limit(arm: Arm, args: argparse.Namespace) -> float:
+    return float(args.start_seconds or _START_LIMITS[arm.engine])
+
+
+def _measure_works(
+    run: Run,
+    arm: Arm,
+    folder: Path,
+    args: argparse.Namespace,
+    *,
+    process: Any,
+    works: list[Any],
+    end: float,
+) -> None:
+    """Takes works from the list until it is empty or the process has ended."""
+    while works:
+        work = works.pop(0)
+        left = end - time.monotonic()
+        if left <= 0:
+            run.add(folder.name, arm, work.name, {"error": "no time left"})
+            continue
+        try:
+            with watched_gpu() as seen:
+                figures = process.run(replace(work, limit=min(work.limit, left)))
+        except Failed as failure:
+            run.add(folder.name, arm, work.name, {"error": str(failure)})
+            return
+        run.add(folder.name, arm, work.name, {**figures, **seen, **_floor(work, folder, args)})
 
 
 def _floor(work: Any, folder: Path, args: argparse.Namespace) -> Figures:
-    """What the GPU of the flags would need at least, where that is known."""
-    if args.serve or work.kind != "step":
+    """What one GPU of the flags would need at least, where that is known: with weights in 16
+    bits."""
+    if args.serve or work.kind != "step" or args.ranks > 1:
+        return {}
+    if "quantization_config" in json.loads((folder / "config.json").read_text()):
         return {}
     gpu = Gpu(read_gbs=args.read_gbs, tflops=args.tflops)
     try:
@@ -185,7 +222,7 @@ def _stages(args: argparse.Namespace) -> list[Stage]:
         ]
     if args.repeats:
         stages = [replace(stage, repeats=args.repeats) for stage in stages]
-    return stages
+    return [replace(stage, limit=stage.limit * args.patience) for stage in stages]
 
 
 if __name__ == "__main__":

@@ -58,12 +58,13 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """Settings that all arms share, unless one has its own."""
+    """Settings that all arms share, unless one has its own. `ranks`: GPUs that share each layer."""
 
     max_rows: int = 256
     chunk: int = 16384
     context: int = 4352
     memory_share: float = 0.85
+    ranks: int = 1
 
 
 @dataclass(slots=True)

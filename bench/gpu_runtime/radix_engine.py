@@ -28,6 +28,7 @@ class Model(Contender):
             "chunked_prefill_size": sizes.chunk,
             "context_length": sizes.context,
             "mem_fraction_static": sizes.memory_share,
+            "tp_size": sizes.ranks,
         }
         self.engine = Engine(folder, **{**defaults, **settings})
         kernels = radix_kernels.capabilities()

@@ -35,12 +35,14 @@ _RADIX = {
     "chunk": "chunked-prefill-size",
     "context": "context-length",
     "memory_share": "mem-fraction-static",
+    "ranks": "tensor-parallel-size",
 }
 _VLLM = {
     "max_rows": "max-num-seqs",
     "chunk": "max-num-batched-tokens",
     "context": "max-model-len",
     "memory_share": "gpu-memory-utilization",
+    "ranks": "tensor-parallel-size",
 }
 
 

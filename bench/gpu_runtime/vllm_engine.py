@@ -29,6 +29,7 @@ class Model(Contender):
             "gpu_memory_utilization": sizes.memory_share,
             "max_num_seqs": sizes.max_rows,
             "max_num_batched_tokens": sizes.chunk,
+            "tensor_parallel_size": sizes.ranks,
         }
         self._engine = vllm.LLM(str(folder), **{**defaults, **settings})
         self._params: Any = vllm.SamplingParams

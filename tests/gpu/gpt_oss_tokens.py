@@ -15,12 +15,13 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.gpu.quantized_tokens import answers, compare
+from tests.gpu.quantized_tokens import answers, compare, run_or_tell
 from tests.gpu.quantized_tokens import prompts as made_prompts
 from tests.runtime import mxfp4_models
 
@@ -107,7 +108,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    found = [check(args.device, SIZES, WIDTH, experts) for experts in EXPERTS]
+    found = [
+        run_or_tell(experts, partial(check, args.device, SIZES, WIDTH, experts))
+        for experts in EXPERTS
+    ]
     sys.exit(not all(found))
 
 

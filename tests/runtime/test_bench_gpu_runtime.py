@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.gpu_runtime import serving
+from bench.gpu_runtime.__main__ import _floor, _parser
 from bench.gpu_runtime.contender import Arm, EngineSizes
 from bench.gpu_runtime.floors import Gpu, decode_floor_ms
 from bench.gpu_runtime.models import MODELS, model_folder
@@ -39,6 +41,7 @@ def test_the_table_of_a_tiny_model(tiny: Path, tmp_path: Path) -> None:
     workload = tmp_path / "workload.json"
     workload.write_text(json.dumps({"requests": [[5, 3], [40, 1], [7, 6]]}))
     sizes = "--max-rows 4 --chunk 512 --context 1024 --repeats 2 --batches 1 3".split()
+    sizes += ["--start-seconds", "120", "--patience", "2"]
     works = ["--only", "batch-1", "TTFT 128", "step", "offline"]
     argv = [str(tiny), "--arm", f"radix:{_CPU}", *sizes, *works, "--workload", str(workload)]
     command = [sys.executable, "-m", "bench.gpu_runtime", *argv, "--json", str(file)]
@@ -79,6 +82,50 @@ def test_a_work_that_is_too_slow_ends_its_process_and_one_that_fails_does_not(ti
             process.run(_STEP)
     finally:
         process.close()
+
+
+def test_a_run_that_is_terminated_ends_its_engine(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    argv = [str(tiny), "--arm", f"radix:{_CPU}", "--only", "offline", "--json", str(file)]
+    sizes = "--max-rows 4 --chunk 512 --context 4096 --patience 9".split()
+    command = [sys.executable, "-m", "bench.gpu_runtime", *argv, *sizes]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        engines = subprocess.check_output(["pgrep", "-P", str(run.pid)], text=True).split()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 128 + signal.SIGTERM
+    finally:
+        run.kill()
+    assert engines
+    assert not any(Path(f"/proc/{engine}").exists() for engine in engines)
+
+
+def test_ranks_of_two_processes(tiny: Path) -> None:
+    sizes = EngineSizes(max_rows=2, chunk=512, context=1024, ranks=2)
+    process = ArmProcess(arm=Arm.parse(f"radix:{_CPU},num_threads=2"), folder=tiny, sizes=sizes)
+    try:
+        process.facts(120)
+        assert len(process.run(_STEP)["mean_ms"]) == 2
+    finally:
+        process.close()
+
+
+def test_a_server_of_several_ranks_is_told_so(tiny: Path) -> None:
+    for engine in ("radix", "vllm"):
+        command = serving._command(Arm.parse(engine), tiny, EngineSizes(ranks=4))
+        assert command[command.index("--tensor-parallel-size") + 1] == "4"
+
+
+def test_no_floor_is_told_of_quantized_weights_or_of_ranks() -> None:
+    step = Stage(name="decode step 8", kind="step", limit=1, size=8)
+    argv = ["llama3-8b", "--read-gbs", "4000"]
+    whole = _parser().parse_args(argv)
+    assert _floor(step, model_folder("llama3-8b"), whole)["floor_ms"] > 3
+    assert _floor(step, model_folder("llama3-8b-awq"), whole) == {}
+    assert _floor(step, model_folder("llama3-8b"), _parser().parse_args([*argv, "--tp", "2"])) == {}
 
 
 def test_an_engine_that_does_not_start(tiny: Path) -> None:

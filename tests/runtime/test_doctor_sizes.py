@@ -4,6 +4,7 @@ they are loaded."""
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ MOST_APART = 0.03
 
 # What the checkpoints of these names have, in billions.
 PARAMETERS = {
-    "dsv2-lite": 15.7, "gpt-oss-20b": 20.9, "llama-3.2-1b": 1.24, "llama3-70b-fp8": 70.6,
+    "dsv2-lite": 15.7, "gpt-oss-20b": 20.9, "gpt-oss-20b-mxfp4": 20.9, "llama-3.2-1b": 1.24,
+    "llama3-70b": 70.6, "llama3-70b-fp8": 70.6, "llama3-70b-fp8-channel": 70.6,
+    "llama3-8b-awq": 8.03, "llama3-8b-fp8-block": 8.03, "llama3-8b-fp8-channel": 8.03,
+    "llama3-8b-gptq": 8.03, "llama3-8b-w8a8": 8.03, "qwen3-30b-a3b-fp8": 30.5,
     "llama3-8b": 8.03, "qwen3-0.6b": 0.596, "qwen3-14b": 14.8, "qwen3-30b-a3b": 30.5,
     "qwen3-8b": 8.19,
 }  # fmt: skip
@@ -54,6 +58,9 @@ def small(name: str, folder: Path) -> Path:
         config[key] = max(1, config[key] // fraction)
     config["num_hidden_layers"] = _LAYERS
     config["max_position_embeddings"] = _CONTEXT
+    if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+        for key in _WIDTHS[:2]:
+            config[key] = config[key] // 32 * 32  # whole blocks
     config.pop("max_window_layers", None)
     scaling = config["rope_scaling"] or {}
     if "original_max_position_embeddings" in scaling:  # from which the context is told
@@ -66,6 +73,15 @@ def small(name: str, folder: Path) -> Path:
 def has_experts(name: str) -> bool:
     spec = ModelConfig.from_dict(contents(name)).spec
     return any(isinstance(layer.feed_forward, Moe) for layer in spec.layers)
+
+
+def log_probabilities(engine: Engine) -> list[float]:
+    """Of some tokens that random weights give: no scale of random codes makes them overflow."""
+    settings = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+    (output,) = engine.generate(
+        input_ids=[[3, 1, 4, 1, 5]], sampling_params=settings, return_logprob=True
+    )
+    return [entry[0] for entry in output["meta_info"]["output_token_logprobs"]]
 
 
 def cases() -> list[Any]:
@@ -87,6 +103,7 @@ def test_what_is_told_is_what_is_held(name: str, quantization: str | None, tmp_p
     with Engine(folder, device="cpu", **limits, **chosen) as engine:
         facts = engine_facts(engine.executor.runner)
         slots = (engine.executor.num_pages + 1) * engine.executor.page_size  # and the dummy page
+        assert all(map(math.isfinite, log_probabilities(engine)))
     held = int(str(facts["weight_bytes"]))
     told = planned.size().bytes
     print(f"{name} {quantization}: told {told}, held {held}, {told / held - 1:+.2%}")

@@ -12,8 +12,8 @@ import torch
 
 import radix_kernels as rk
 
-from .. import peers
 from ..harness import Case, Contender
+from .quantized_peers import PeerWeight, Product
 
 # Weight rows and columns, and numbers of tokens: QKV, gate and up (fused), down of llama3-8b.
 INT4 = (
@@ -78,69 +78,37 @@ class _Weight:
         return rk.pack_weight(torch.randn(self.n, self.k, device=self.device, dtype=self.dtype))
 
     @cached_property
-    def marlin(self) -> Any:
-        """vLLM's form of the same kind of weight, and the function that multiplies by it; None
-        where there is none."""
-        name = "vllm.model_executor.layers.quantization.utils"
-        helpers = peers.load(f"{name}.marlin_utils_test")
-        utils = peers.load(f"{name}.marlin_utils")
-        types = peers.load("vllm.scalar_type")
-        if self.kind != "int4" or None in (helpers, utils, types):
-            return None
-        source = torch.randn(self.k, self.n, device=self.device, dtype=self.dtype)
-        try:
-            parts = helpers.marlin_quantize(source, types.scalar_types.uint4b8, 128, False)
-            workspace = utils.marlin_make_workspace_new(self.device)
-        except Exception as error:  # another version of the peer
-            print(f"no peer Marlin: {type(error).__name__}: {error}")
-            return None
-        return _Marlin(
-            codes=parts[1],
-            scales=parts[2],
-            multiply=lambda x, codes, scales: utils.apply_gptq_marlin_linear(
-                input=x,
-                weight=codes,
-                weight_scale=scales,
-                weight_zp=utils.marlin_make_empty_g_idx(self.device),
-                g_idx=utils.marlin_make_empty_g_idx(self.device),
-                g_idx_sort_indices=utils.marlin_make_empty_g_idx(self.device),
-                workspace=workspace,
-                wtype=types.scalar_types.uint4b8,
-                output_size_per_partition=self.n,
-                input_size_per_partition=self.k,
-                is_k_full=True,
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class _Marlin:
-    codes: torch.Tensor
-    scales: torch.Tensor
-    multiply: Contender
+    def peers(self) -> dict[str, PeerWeight]:
+        """vLLM's forms of such a weight, by name."""
+        return Product(
+            device=self.device,
+            dtype=self.dtype,
+            kind=self.kind,
+            n=self.n,
+            k=self.k,
+            group=KINDS[self.kind][1],
+        ).weights()
 
 
 def _case(weight: _Weight, m: int, gated: bool) -> Case:
     n = weight.n
     k = weight.k
     dtype = weight.dtype
-    marlin = None if gated else weight.marlin
+    theirs = {} if gated else weight.peers
 
     def make() -> tuple[Any, ...]:
         x = torch.randn(m, k, device=weight.device, dtype=dtype)
-        theirs = (None, None) if marlin is None else (marlin.codes.clone(), marlin.scales.clone())
-        return x, weight.packed(), weight.wide(), *theirs
+        copies = {name: (each.codes.clone(), each.scales.clone()) for name, each in theirs.items()}
+        return x, weight.packed(), weight.wide(), copies
 
     op = rk.linear_silu_and_mul if gated else rk.linear
     contenders: dict[str, Contender] = {
-        "radix": lambda x, packed, wide, codes, scales: op(x, packed),
-        f"radix {str(dtype).removeprefix('torch.')}": lambda x, packed, wide, codes, scales: op(
-            x, wide
-        ),
+        "radix": lambda x, packed, wide, copies: op(x, packed),
+        f"radix {str(dtype).removeprefix('torch.')}": lambda x, packed, wide, copies: op(x, wide),
     }
-    if marlin is not None:
-        contenders["vLLM Marlin"] = lambda x, packed, wide, codes, scales: marlin.multiply(
-            x, codes, scales
+    for name, each in theirs.items():
+        contenders[name] = lambda x, packed, wide, copies, name=name, each=each: each.multiply(
+            x, *copies[name]
         )
     columns = n // 2 if gated else n
     return Case(

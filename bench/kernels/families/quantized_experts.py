@@ -12,6 +12,7 @@ import torch
 import radix_kernels as rk
 
 from ..harness import Case, Contender
+from .quantized_peers import ExpertSizes
 
 _TILE = 64  # rows and k of a tile of Hopper's layout
 
@@ -75,6 +76,21 @@ class _Layer:
         return w1, w2
 
     @cached_property
+    def peers(self) -> dict[str, Contender]:
+        """What vLLM multiplies such experts by."""
+        return ExpertSizes(
+            device=self.device,
+            dtype=self.dtype,
+            kind=self.kind,
+            group=self.group,
+            experts=self.experts,
+            topk=self.topk,
+            hidden=self.hidden,
+            inter=self.inter,
+            biases=self.biases,
+        ).contenders()
+
+    @cached_property
     def bias(self) -> tuple[torch.Tensor, torch.Tensor]:
         return (
             torch.randn(self.experts, 2 * self.inter, device=self.device, dtype=self.dtype),
@@ -128,7 +144,7 @@ def _case(layer: _Layer, tokens: int) -> Case:
         x = torch.randn(tokens, layer.hidden, device=layer.device, dtype=layer.dtype)
         logits = torch.randn(tokens, layer.experts, device=layer.device)
         weights, ids = logits.softmax(1).topk(layer.topk, 1)
-        return x, weights, ids.int()
+        return x, weights, ids.int(), logits.to(layer.dtype)
 
     # Each chosen expert is read once: how many of them random tokens name.
     named = layer.experts * (1 - (1 - layer.topk / layer.experts) ** tokens)
@@ -147,7 +163,9 @@ def _case(layer: _Layer, tokens: int) -> Case:
 
 
 def _contenders(layer: _Layer) -> dict[str, Contender]:
-    def radix(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def radix(
+        x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor
+    ) -> torch.Tensor:
         if not layer.biases:
             return rk.fused_experts_packed(x, layer.packed, weights, ids)
         bias1, bias2 = layer.bias
@@ -161,7 +179,9 @@ def _contenders(layer: _Layer) -> dict[str, Contender]:
             activation="swiglu_clamped",
         )
 
-    def dense(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def dense(
+        x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor
+    ) -> torch.Tensor:
         return rk.fused_experts(x, *layer.dense, weights, ids)
 
-    return {"radix": radix, "our bf16, plain": dense}
+    return {"radix": radix, "our bf16, plain": dense, **layer.peers}
