@@ -1,5 +1,5 @@
-"""Which folders of csrc/gpu and csrc/sm90 may include which: a folder its own headers and the
-shared ones, so that a family can be read, built and changed alone."""
+"""Which folders of csrc/gpu, csrc/sm80 and csrc/sm90 may include which: a folder its own headers
+and the shared ones, so that a family can be read, built and changed alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.kernel.gpu_objects import ROOT
 CSRC = ROOT / "kernel/csrc"
 SHARED = {
     "gpu": {"gpu/device"},
+    "sm80": {"gpu/device"},
     "sm90": {"gpu/device", "sm90/common"},
 }
 # A grouped product is gemm's persistent kernel with another order of tiles, the experts' pairs are
@@ -21,12 +22,12 @@ FURTHER = {
 
 
 def included_folders(top: str) -> dict[str, set[str]]:
-    """Folder -> the folders of csrc/gpu and csrc/sm90 that its files include."""
+    """Folder -> the folders of csrc/gpu, csrc/sm80 and csrc/sm90 that its files include."""
     found: dict[str, set[str]] = {}
     for path in sorted((CSRC / top).rglob("*")):
-        if path.suffix in (".cu", ".cuh", ".h"):
+        if path.suffix in (".cpp", ".cu", ".cuh", ".h"):
             folder = path.parent.relative_to(CSRC).as_posix()
-            includes = re.findall(r'#include "((?:gpu|sm90)/\w+)/', path.read_text())
+            includes = re.findall(r'#include "((?:gpu|sm80|sm90)/\w+)/', path.read_text())
             found.setdefault(folder, set()).update(includes)
     return found
 
@@ -34,7 +35,7 @@ def included_folders(top: str) -> dict[str, set[str]]:
 def test_a_family_includes_itself_and_what_is_shared():
     for top, shared in SHARED.items():
         folders = included_folders(top)
-        assert len(folders) >= 5, top
+        assert len(folders) >= (1 if top == "sm80" else 5), top
         for folder, includes in folders.items():
             allowed = shared | {folder} | FURTHER.get(folder, set())
             assert includes <= allowed, (folder, includes - allowed)
@@ -47,4 +48,4 @@ def test_exceptions_are_used():
 
 def test_what_both_gpus_compile_knows_nothing_of_hopper():
     text = "\n".join(path.read_text() for path in (CSRC / "gpu").rglob("*") if path.is_file())
-    assert "sm90/" not in text
+    assert "sm90/" not in text and "sm80/" not in text
