@@ -1,7 +1,7 @@
-# Kernels on mma.sync, for NVIDIA chips before Hopper, from CUTLASS. A family is a folder csrc/sm80/<name> with a
-# sources.cmake that calls radix_sm80_family(<name> HOST files... SM80 files... SM89 files...), files relative to the folder.
-# Those of SM80 and SM89 are compiled to the machine code and the PTX of that chip alone, whatever RADIX_ARCHS says: a later
-# chip of its generation runs the code, any later one the PTX.
+# Kernels for NVIDIA chips beside Hopper, from CUTLASS. A family is a folder csrc/sm80/<name> with a sources.cmake that calls
+# radix_sm80_family(<name> HOST files... SM80 files... SM89 files... SM100 files...), files relative to the folder. Those of
+# SM80 and SM89 are compiled to the machine code and the PTX of that chip alone, whatever RADIX_ARCHS says: a later chip of
+# its generation runs the code, any later one the PTX. Those of SM100 are for sm_100a, whose code no other chip runs.
 set(RADIX_CUTLASS_DIR "$ENV{RADIX_CUTLASS_DIR}" CACHE STRING
     "CUTLASS (a folder with include/cutlass); empty: found or fetched; none: build without the kernels that need it")
 set(_cutlass_tag v4.2.0)  # as tools/fetch_cutlass.py
@@ -41,7 +41,7 @@ function(radix_fetch_cutlass)
   execute_process(COMMAND ${CMAKE_COMMAND} -E env GIT_TERMINAL_PROMPT=0 git ls-remote --exit-code ${_cutlass_git} ${_cutlass_tag}
     RESULT_VARIABLE _unreachable OUTPUT_QUIET ERROR_QUIET TIMEOUT 30)
   if(_unreachable)
-    message(FATAL_ERROR "The kernels for chips before Hopper need CUTLASS ${_cutlass_tag}, and ${_cutlass_git} cannot be "
+    message(FATAL_ERROR "The kernels for chips beside Hopper need CUTLASS ${_cutlass_tag}, and ${_cutlass_git} cannot be "
       "reached. Give RADIX_CUTLASS_DIR a folder with include/cutlass, install the package nvidia-cutlass==4.2.0.0, or build "
       "without them: RADIX_CUTLASS_DIR=none (Triton runs what they would)")
   endif()
@@ -52,21 +52,24 @@ function(radix_fetch_cutlass)
 endfunction()
 
 macro(radix_sm80_family name)
-  cmake_parse_arguments(_f "" "" "HOST;SM80;SM89" ${ARGN})
+  cmake_parse_arguments(_f "" "" "HOST;SM80;SM89;SM100" ${ARGN})
   radix_find_cutlass()
   radix_family(${name})
-  foreach(_list _f_HOST _f_SM80 _f_SM89)
+  foreach(_list _f_HOST _f_SM80 _f_SM89 _f_SM100)
     list(TRANSFORM ${_list} PREPEND ${RADIX_CSRC}/sm80/${name}/)
   endforeach()
   target_sources(radix_kernels PRIVATE ${_f_HOST})
-  foreach(_chip 80 89)
+  set(_code_80 80-real 80-virtual)
+  set(_code_89 89-real 89-virtual)
+  set(_code_100 100a-real)
+  foreach(_chip 80 89 100)
     if(_f_SM${_chip})
       set(_target radix_sm${_chip}_${name})
       add_library(${_target} OBJECT ${_f_SM${_chip}})
       target_include_directories(${_target} PRIVATE ${RADIX_INCLUDES})
       target_include_directories(${_target} SYSTEM PRIVATE ${RADIX_CUTLASS}/include)
-      target_compile_options(${_target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${_flags}>")
-      set_target_properties(${_target} PROPERTIES CUDA_ARCHITECTURES "${_chip}-real;${_chip}-virtual" ${_properties})
+      target_compile_options(${_target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${_flags};--expt-relaxed-constexpr>")
+      set_target_properties(${_target} PROPERTIES CUDA_ARCHITECTURES "${_code_${_chip}}" ${_properties})
       target_sources(radix_kernels PRIVATE $<TARGET_OBJECTS:${_target}>)
     endif()
   endforeach()

@@ -7,7 +7,7 @@ kept, so a second run compiles what changed. Backends do not share a folder.
 
 The ROCm library's code for gfx950 needs clang 20 or later. Where none is installed, that of PyPI's
 package `ziglang` makes it, which is fetched into build/ziglang. The CUDA library's kernels for
-chips before Hopper need CUTLASS (fetch_cutlass.py).
+chips beside Hopper need CUTLASS (fetch_cutlass.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""INT8 and FP8 products for chips before Hopper: which chip runs which kernel, the epilogue on the
+"""INT8 and FP8 products for chips beside Hopper: which chip runs which kernel, the epilogue on the
 CPU, and on a GPU the kernels, whatever chip it is."""
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ def library(monkeypatch):
             {"int8_scaled_mm": "int8_scaled_mm_sm80", "fp8_scaled_mm": "fp8_scaled_mm_sm89"},
         ),
         ("sm_90", {"int8_scaled_mm": "int8_scaled_mm", "fp8_scaled_mm": "fp8_scaled_mm"}),
-        ("sm_100", {}),
+        ("sm_100", {"fp8_scaled_mm": "fp8_scaled_mm_sm100"}),
         ("sm_120", {}),
         ("no device", {}),
     ],
 )
 @pytest.mark.cpu_only
 def test_the_kernel_of_a_chip(library, isa, kernels):
-    native = ("int8_scaled_mm", "fp8_scaled_mm", "int8_scaled_mm_sm80", "fp8_scaled_mm_sm89")
-    found = library(isa, *native)
+    cutlass = ("int8_scaled_mm_sm80", "fp8_scaled_mm_sm89", "fp8_scaled_mm_sm100")
+    found = library(isa, "int8_scaled_mm", "fp8_scaled_mm", *cutlass)
     for op in ("int8_scaled_mm", "fp8_scaled_mm"):
         impl, why = _dispatch.describe(op, "cuda", "int8")
         if op in kernels:

@@ -7,6 +7,7 @@ namespace radix::bind {
 void bind_scaled_mm(py::module_& m) {
   def_int8_scaled_mm(m, "int8_scaled_mm_sm80", rk_int8_scaled_mm_sm80);
   def_fp8_scaled_mm(m, "fp8_scaled_mm_sm89", rk_fp8_scaled_mm_sm89);
+  def_fp8_scaled_mm(m, "fp8_scaled_mm_sm100", rk_fp8_scaled_mm_sm100);
 }
 
 }  // namespace radix::bind

@@ -263,8 +263,19 @@ def int8_scaled_mm(
     out: Any,
 ) -> None: ...
 
-# The same before Hopper; gate: 0.
+# The same beside Hopper; gate: 0.
 def fp8_scaled_mm_sm89(
+    mat_a: Any,
+    mat_b: Any,
+    scales_a: Any,
+    scales_b: Any,
+    bias: Any,
+    gate: int,
+    static_weight: bool,
+    fast_accum: bool,
+    out: Any,
+) -> None: ...
+def fp8_scaled_mm_sm100(
     mat_a: Any,
     mat_b: Any,
     scales_a: Any,

@@ -23,6 +23,7 @@ _HOPPER = Library("cuda", archs=("sm_90",))
 _HOPPER_NO_FLOAT32 = Library("cuda", archs=("sm_90",), refuses=("float32",))
 _AMPERE_AND_ADA = Library("cuda", archs=("sm_80", "sm_86", "sm_87", "sm_89"))
 _ADA = Library("cuda", archs=("sm_89",))
+_BLACKWELL = Library("cuda", archs=("sm_100",))
 
 _EVERYWHERE = (_CPU, _CUDA, _ROCM)
 _GPUS = (_CUDA, _ROCM)
@@ -172,7 +173,11 @@ OPS = (
                 name="fp8_scaled_mm", family="gemm", libraries=(_HOPPER,), triton=True,
                 elsewhere="fp8_scaled_mm_sm89",
             ),
-            Kernel(name="fp8_scaled_mm_sm89", family="scaled_mm", libraries=(_ADA,)),
+            Kernel(
+                name="fp8_scaled_mm_sm89", family="scaled_mm", libraries=(_ADA,),
+                elsewhere="fp8_scaled_mm_sm100",
+            ),
+            Kernel(name="fp8_scaled_mm_sm100", family="scaled_mm", libraries=(_BLACKWELL,)),
         ),
         doc="gemm.md", test="test_gemm.py", bench="gemm",
     ),

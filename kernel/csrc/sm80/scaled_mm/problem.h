@@ -1,4 +1,4 @@
-// A product as the kernels take it: x [m, k] * weight [n, k]^T of operands of one byte, with scales.
+// A product as the kernels of every chip take it: x [m, k] * weight [n, k]^T of operands of one byte, with scales.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,8 @@ struct Problem {
   Epilogue epilogue;
 };
 
-void run_int8(const Problem& problem);  // int8.cu, for sm_80 and later
-void run_fp8(const Problem& problem);   // fp8.cu, e4m3, for sm_89 and later
+void run_int8(const Problem& problem);       // int8.cu, for sm_80 and later
+void run_fp8(const Problem& problem);        // fp8.cu, e4m3, for sm_89 and later
+void run_fp8_sm100(const Problem& problem);  // sm100/scaled_mm/fp8.cu, e4m3, for sm_100 alone
 
 }  // namespace radix::scaled_mm

@@ -65,5 +65,9 @@ void fp8_scaled_mm_sm89(const rk_fp8_scaled_mm_args& args, rk_stream stream) {
   run_fp8(describe("fp8_scaled_mm", args, stream));
 }
 
+void fp8_scaled_mm_sm100(const rk_fp8_scaled_mm_args& args, rk_stream stream) {
+  run_fp8_sm100(describe("fp8_scaled_mm", args, stream));
+}
+
 }  // namespace backend
 }  // namespace radix
