@@ -1,4 +1,5 @@
-# The CUDA backend, by nvcc, ahead of time, with the static runtime: csrc/gpu for every architecture, csrc/sm90 for Hopper.
+# The CUDA backend, by nvcc, ahead of time, with the static runtime: csrc/gpu for every architecture, csrc/sm90 for Hopper,
+# csrc/sm80 for chips before it.
 # The driver is reached through the runtime's own entry points, so the library imports on a machine without a GPU.
 set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real 100-real 80-virtual)
 if(RADIX_ARCHS)
@@ -62,6 +63,8 @@ if(RADIX_SM90_SOURCES)
   set_target_properties(radix_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real ${_properties})
   target_sources(radix_kernels PRIVATE $<TARGET_OBJECTS:radix_sm90>)
 endif()
+
+include(cmake/RadixSm80.cmake)
 
 # With the CXX linker CMake leaves the CUDA runtime to us.
 find_library(RADIX_CUDART_STATIC cudart_static REQUIRED HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})

@@ -26,7 +26,9 @@ BASES = (
     "kernel",
     "kernel/csrc",
     "kernel/csrc/gpu",
+    "kernel/csrc/sm80",
     "kernel/csrc/sm90",
+    "kernel/csrc/sm100",
     "kernel/include",
     "kernel/python",
     "kernel/python/radix_kernels",
@@ -39,7 +41,7 @@ WORD = re.compile(r"(?<![\w./*-])[\w*][\w./*-]*")
 PART = r"[\w.*-]+"
 FILE_NAME = re.compile(rf"{PART}(/{PART})*/({PART}\.({SUFFIXES}))?")
 # Without a suffix: what begins with one of the folders that most names begin with.
-PATH = re.compile(rf"(kernel|runtime|docs|tests|bench|tools|examples|csrc|cpu|gpu|sm90)(/{PART})+")
+PATH = re.compile(rf"(kernel|runtime|docs|tests|bench|tools|examples|csrc|cpu|gpu|sm\d+)(/{PART})+")
 PLACEHOLDER = re.compile(r"my_|<|YOUR")  # what the reader is to write
 # Names of other projects' files, and of what a build or a run makes.
 ELSEWHERE = frozenset({"dist/"})

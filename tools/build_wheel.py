@@ -6,7 +6,8 @@ manylinux tag that its symbols allow. Only changed files are staged anew and the
 kept, so a second run compiles what changed. Backends do not share a folder.
 
 The ROCm library's code for gfx950 needs clang 20 or later. Where none is installed, that of PyPI's
-package `ziglang` makes it, which is fetched into build/ziglang.
+package `ziglang` makes it, which is fetched into build/ziglang. The CUDA library's kernels for
+chips beside Hopper need CUTLASS (fetch_cutlass.py).
 """
 
 from __future__ import annotations
@@ -112,16 +113,23 @@ def newer_clang(archs: str) -> str:
     return str(zig)
 
 
+def cutlass(families: str) -> str:
+    """The folder of CUTLASS, `none` for a build without, or '' where CMake has to look for it."""
+    command = [sys.executable, str(ROOT / "tools/fetch_cutlass.py"), families]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 def build_command(
-    folder: Path, out: Path, pythons: list[str], archs: str, families: str, zig: str
+    folder: Path, out: Path, pythons: list[str], archs: str, families: str, more: dict[str, str]
 ) -> list[str]:
-    """pip wheel of the stage. Every setting is given, empty ones too: the kept build folder
-    remembers the last."""
+    """pip wheel of the stage; more: settings of one backend. Every setting is given, empty ones
+    too: the kept build folder remembers the last."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out)]
     command += ["--disable-pip-version-check", "--quiet", "-C", f"build-dir={folder / 'build'}"]
     command += ["-C", f"cmake.define.RADIX_PYTHONS={';'.join(pythons)}"]  # empty: this one
     command += ["-C", f"cmake.define.RADIX_ARCHS={archs}"]  # empty: those of a release
-    command += ["-C", f"cmake.define.RADIX_ZIG={zig}"]  # of ROCm alone
+    for name, value in more.items():
+        command += ["-C", f"cmake.define.{name}={value}"]
     # Empty: all families.
     command += [
         "-C",
@@ -132,12 +140,14 @@ def build_command(
     return [*command, str(folder / "src")]
 
 
-def build(folder: Path, pythons: list[str], archs: str, families: str, jobs: int, zig: str) -> Path:
+def build(
+    folder: Path, pythons: list[str], archs: str, families: str, jobs: int, more: dict[str, str]
+) -> Path:
     """Runs pip wheel on the stage; returns the wheel as scikit-build-core named it."""
     out = Path(tempfile.mkdtemp(dir=folder, prefix="wheel-"))
     env = dict(os.environ, CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
     env["PATH"] = str(Path(sys.executable).parent) + os.pathsep + env["PATH"]
-    command = build_command(folder, out, pythons, archs, families, zig)
+    command = build_command(folder, out, pythons, archs, families, more)
     subprocess.run(command, check=True, env=env)
     (wheel,) = out.glob("*.whl")
     return wheel
@@ -196,8 +206,12 @@ def main() -> None:
     (folder / "src").mkdir(parents=True, exist_ok=True)
     args.dist.mkdir(parents=True, exist_ok=True)
     stage(args.backend, folder / "src")
-    zig = newer_clang(args.archs) if args.backend == "rocm" else ""
-    built = build(folder, args.pythons, args.archs, args.families, args.jobs, zig)
+    more = {}
+    if args.backend == "rocm":
+        more["RADIX_ZIG"] = newer_clang(args.archs)
+    elif args.backend == "cuda":
+        more["RADIX_CUTLASS_DIR"] = cutlass(args.families)
+    built = build(folder, args.pythons, args.archs, args.families, args.jobs, more)
     wheel = retag(built, args.dist)
     shutil.rmtree(built.parent)
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")

@@ -15,8 +15,10 @@ flock 9
 
 tool() { if [ -x "$(dirname "$PYTHON")/$1" ]; then echo "$(dirname "$PYTHON")/$1"; else command -v "$1"; fi; }
 cmake=$(tool cmake)
+cutlass=
+if [ "$BACKEND" = cuda ]; then cutlass=$("$PYTHON" tools/fetch_cutlass.py "$ONLY"); fi
 "$cmake" -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$(tool ninja)" -DRADIX_BACKEND="$BACKEND" \
-  -DRADIX_ONLY="$ONLY" -DRADIX_ARCHS="${ARCHS:-}" \
+  -DRADIX_ONLY="$ONLY" -DRADIX_ARCHS="${ARCHS:-}" -DRADIX_CUTLASS_DIR="$cutlass" \
   -DRADIX_PYTHONS="$(echo "${PYTHONS:-}" | tr " " ";")" -DPython_EXECUTABLE="$PYTHON" >"$build/configure.log" 2>&1 || { cat "$build/configure.log"; exit 1; }
 "$cmake" --build "$build" -- -j"$JOBS"
 

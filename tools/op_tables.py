@@ -109,13 +109,11 @@ def kernel_folders(family: str) -> list[str]:
 
 
 def _native(op: Any) -> list[str]:
-    found = []
+    found: list[str] = []
     for kernel in op.kernels:
         for library in kernel.libraries:
-            name = library.arch or _NAMES[library.backend]
-            if name not in found:
-                found.append(name)
-    return found
+            found += library.archs or (_NAMES[library.backend],)
+    return list(dict.fromkeys(found))
 
 
 def _otherwise(op: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the tests of products share: FP8 inputs, scales, tolerances."""
+"""What the tests of products share: FP8 and INT8 inputs, scales, the oracle, tolerances."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def int8(shape, rng, *, gap: int = 0) -> torch.Tensor:
 
 def scales(shape, rng) -> torch.Tensor:
     return torch.rand(shape, generator=rng) + 0.25
+
+
+def exact(a, b, sa, sb, bias=None, azp=None) -> torch.Tensor:
+    """The product in float64, which holds every sum of codes exactly."""
+    codes = a.double() if azp is None else a.double() - azp.double().reshape(-1, 1)
+    result = (codes @ b.double()) * (sa.double().reshape(-1, 1) * sb.double().reshape(1, -1))
+    return result if bias is None else result + bias.double()
+
+
+def zero_points(rows, rng) -> torch.Tensor:
+    return torch.randint(-128, 128, (rows, 1), generator=rng, dtype=torch.int32)
+
+
+def column_sums(b) -> torch.Tensor:
+    return b.sum(0, dtype=torch.int32)

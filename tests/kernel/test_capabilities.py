@@ -236,10 +236,9 @@ def test_products_of_other_gpus(gpu_library, monkeypatch):
     monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
     ops = gpu_library("cuda", "sm_89")
     assert ops["linear"]["bfloat16"]["impl"] == "torch"
-    for op in ("fp8_scaled_mm", "fp8_blockwise_scaled_mm", "bmm_fp8", "m_grouped_gemm_masked"):
+    for op in ("fp8_blockwise_scaled_mm", "bmm_fp8", "m_grouped_gemm_masked"):
         assert ops[op]["float8_e4m3fn"]["impl"] == "triton", op
         assert "float8_e4m3fnuz" not in ops[op]
-    assert ops["int8_scaled_mm"]["int8"]["impl"] == "triton"
     assert ops["per_token_quant_int8"]["bfloat16"]["impl"] == "cuda:sm_89"
     assert "float8_e4m3fnuz" in gpu_library("rocm", "gfx942")["fp8_scaled_mm"]
 

@@ -22,6 +22,26 @@ pytestmark = [
 ]
 
 PTX = "sm_80"
+# The kernels of csrc/sm80, machine code and PTX of one chip each, and the most registers of a
+# thread, as measured with nvcc 13.0; no stack, so that none can begin to spill.
+MMA_SYNC = {
+    "sm_80": {
+        "scaled_mm_kernel<signed char, MmaTile<16, 64, 128, 16, 16, 4> >": 56,
+        "scaled_mm_kernel<signed char, MmaTile<64, 64, 128, 32, 32, 3> >": 96,
+        "scaled_mm_kernel<signed char, MmaTile<128, 128, 64, 64, 64, 4> >": 248,
+    },
+    "sm_89": {
+        "scaled_mm_kernel<e4m3, MmaTile<16, 64, 128, 16, 16, 4> >": 64,
+        "scaled_mm_kernel<e4m3, MmaTile<64, 64, 128, 32, 32, 3> >": 128,
+        "scaled_mm_kernel<e4m3, MmaTile<128, 128, 128, 64, 32, 3> >": 248,
+    },
+}
+# CUTLASS's own kernel, of csrc/sm100: machine code alone.
+SM100 = {
+    "device_kernel<Sm100Product<bfloat16_t> >": 208,
+    "device_kernel<Sm100Product<half_t> >": 208,
+}
+CUTLASS = MMA_SYNC | {"sm_100a": SM100}
 HOPPER = "sm_90a"  # has kernels of its own, csrc/sm90
 SHARED_BYTES = 49152  # what a kernel may have without asking
 # What an SM has, over the 1,024 threads of the largest block.
@@ -42,11 +62,16 @@ def kernels(library) -> dict[str, dict[str, CudaKernel]]:
 
 
 @pytest.fixture(scope="module")
-def portable(library) -> set[str]:
-    """The kernels of csrc/gpu: those that there is PTX of, for GPUs to come."""
+def ptx(library) -> dict[str, set[str]]:
     found = gpu_objects.ptx_kernels(library)
-    assert [arch for arch, names in found.items() if names] == [PTX]
-    return found[PTX]
+    return {arch: names for arch, names in found.items() if names}
+
+
+@pytest.fixture(scope="module")
+def portable(ptx) -> set[str]:
+    """The kernels of csrc/gpu: those that there is PTX of, for GPUs to come."""
+    assert set(ptx) == {PTX, *MMA_SYNC}
+    return ptx[PTX] - set(MMA_SYNC[PTX])
 
 
 def test_every_portable_kernel_is_there(portable):
@@ -56,12 +81,24 @@ def test_every_portable_kernel_is_there(portable):
 
 @pytest.mark.parametrize("arch", MACHINE_CODE)
 def test_every_gpu_has_them(kernels, portable, arch):
-    found = set(kernels[arch])
+    found = set(kernels[arch]) - set(MMA_SYNC.get(arch, ()))
     assert found == portable if arch != HOPPER else found > portable
 
 
 def test_no_other_architecture(kernels):
-    assert set(kernels) == set(MACHINE_CODE)
+    assert set(kernels) == {*MACHINE_CODE, *CUTLASS}
+
+
+@pytest.mark.parametrize("arch", CUTLASS)
+def test_kernels_for_chips_beside_hopper(kernels, ptx, portable, arch):
+    """Their dynamic shared memory is in a static assert."""
+    expected = CUTLASS[arch]
+    assert set(kernels[arch]) - portable == set(expected)
+    assert ptx.get(arch, set()) - portable == set(MMA_SYNC.get(arch, ()))
+    for name, registers in expected.items():
+        kernel = kernels[arch][name]
+        assert kernel.registers <= registers, (name, kernel)
+        assert kernel.stack == kernel.local == 0, (name, kernel)
 
 
 @pytest.mark.parametrize("arch", MACHINE_CODE)

@@ -6,18 +6,13 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.gemm_cases import FP8, HALVES, fp8, on_gpu, scales
+from tests.kernel.gemm_cases import FP8, HALVES, exact, fp8, on_gpu, scales
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
 
 pytestmark = pytest.mark.cover("values")
 
 # Sums that the tensor cores keep over all of K: what is cut off grows with K.
 FAST = {1024: FP8, 16384: {torch.float16: (5e-3, 4e-2), torch.bfloat16: (6e-3, 4e-2)}}
-
-
-def scaled(a, b, sa, sb, bias=None):
-    result = (a.double() @ b.double()) * (sa.double().reshape(-1, 1) * sb.double().reshape(1, -1))
-    return result if bias is None else result + bias.double()
 
 
 @pytest.mark.combinations(
@@ -38,7 +33,7 @@ def test_fp8_scaled_mm(dtype, shape, tokens, kind, rng):
     got = rk.fp8_scaled_mm(a, b, sa, sb, str(dtype).removeprefix("torch."), bias, out=out.view)
     assert got is out.view
     out.check()
-    expected = scaled(a, b, sa, sb, bias)
+    expected = exact(a, b, sa, sb, bias)
     assert_close("fp8_scaled_mm", out.view, expected, FP8[dtype])
     assert_close(
         "fp8_scaled_mm",
@@ -102,7 +97,7 @@ def test_fp8_of_every_tile(tokens, n, k, rng, request):
     sa = scales((tokens, 1), rng)
     sb = scales((1, n), rng)
     got = rk.fp8_scaled_mm(a, b, sa, sb)
-    assert_close("fp8_scaled_mm", got, scaled(a, b, sa, sb), FP8[torch.bfloat16])
+    assert_close("fp8_scaled_mm", got, exact(a, b, sa, sb), FP8[torch.bfloat16])
     assert_same_bits(rk.fp8_scaled_mm(a[:-3], b, sa[:-3], sb), got[:-3])
     ba = scales((tokens, k // 128), rng)
     bb = scales((n // 128, k // 128), rng).t()
@@ -123,7 +118,7 @@ def test_tiles_that_a_warpgroup_has_no_rows_of(tokens, fast, rng, request):
     sa = scales((tokens, 1), rng)
     sb = scales((1, 33792), rng)
     first = rk.fp8_scaled_mm(a, b, sa, sb, fast_accum=fast)
-    assert_close("fp8_scaled_mm", first, scaled(a, b, sa, sb), FP8[torch.bfloat16])
+    assert_close("fp8_scaled_mm", first, exact(a, b, sa, sb), FP8[torch.bfloat16])
     for _ in range(20):
         assert_same_bits(rk.fp8_scaled_mm(a, b, sa, sb, fast_accum=fast), first)
 
@@ -155,7 +150,7 @@ def test_fp8_fast_accum(dtype, tokens, n, k, rng, request):
     assert rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, out=out.view) is out.view
     out.check()
     bound = next(bound for most, bound in FAST.items() if k <= most)
-    assert_close("fp8_scaled_mm, fast_accum", out.view, scaled(a, b, sa, sb, bias), bound[dtype])
+    assert_close("fp8_scaled_mm, fast_accum", out.view, exact(a, b, sa, sb, bias), bound[dtype])
     assert_same_bits(
         rk.fp8_scaled_mm(a, b, sa, sb, dtype, bias, fast_accum=True, static_weight=True), out.view
     )

@@ -7,28 +7,21 @@ import torch
 
 import radix_kernels as rk
 from radix_kernels import _loader
-from tests.kernel.gemm_cases import HALVES, int8, on_gpu, scales
+from tests.kernel.gemm_cases import (
+    HALVES,
+    column_sums,
+    exact,
+    int8,
+    on_gpu,
+    scales,
+    zero_points,
+)  # fmt: skip
 from tests.kernel.helpers import ROUNDED_ONCE, assert_close, assert_same_bits, guarded, spread
 
 pytestmark = pytest.mark.cover("values")
 
 MOST = 131056  # columns of mat_a
 MOST_SHIFTED = 65792
-
-
-def exact(a, b, sa, sb, bias=None, azp=None):
-    """In float64, which holds every sum of codes exactly."""
-    codes = a.double() if azp is None else a.double() - azp.double().reshape(-1, 1)
-    result = (codes @ b.double()) * (sa.double().reshape(-1, 1) * sb.double().reshape(1, -1))
-    return result if bias is None else result + bias.double()
-
-
-def zero_points(rows, rng) -> torch.Tensor:
-    return torch.randint(-128, 128, (rows, 1), generator=rng, dtype=torch.int32)
-
-
-def column_sums(b) -> torch.Tensor:
-    return b.sum(0, dtype=torch.int32)
 
 
 @pytest.mark.combinations(

@@ -107,7 +107,7 @@ def test_the_executor_runs_the_library_that_test_builds_has_compiled(make, tmp_p
 def test_the_kept_build_folder_is_told_every_setting(tmp_path):
     build_wheel = runpy.run_path(str(ROOT / "tools/build_wheel.py"))
     for families, wanted in (("gemm norm;moe", "gemm;norm;moe"), ("", "")):
-        command = build_wheel["build_command"](tmp_path, tmp_path, [], "", families, "")
+        command = build_wheel["build_command"](tmp_path, tmp_path, [], "", families, {})
         assert (
             f"cmake.define.RADIX_ONLY={wanted}" in command
             and "cmake.define.RADIX_ARCHS=" in command

@@ -105,7 +105,9 @@ def test_metadata(wheel, unpacked):
     assert facts.get_all("Tag") == [TAG] and facts["Root-Is-Purelib"] == "false"
     meta = Parser().parsestr((info / "METADATA").read_text())
     assert meta["Name"] == f"radix-kernels-{backend_of(wheel)}" and meta["Version"] == VERSION
-    assert meta["Requires-Python"] == ">=3.10" and meta["License-Expression"] == "Apache-2.0"
+    assert meta["Requires-Python"] == ">=3.10"
+    licence = "Apache-2.0 AND BSD-3-Clause" if backend_of(wheel) == "cuda" else "Apache-2.0"
+    assert meta["License-Expression"] == licence
     assert not [r for r in meta.get_all("Requires-Dist") or [] if "torch" in r]
 
 
@@ -142,9 +144,16 @@ def test_package_is_whole(unpacked):
     } - built == set(tracked)
 
 
-def test_license_is_in_it(unpacked):
-    (text,) = unpacked.glob("*.dist-info/licenses/LICENSE")
-    assert text.read_bytes() == (ROOT / "LICENSE").read_bytes()
+def test_licences_are_in_it(wheel, unpacked):
+    """Ours, and of a CUDA wheel that of CUTLASS."""
+    (folder,) = unpacked.glob("*.dist-info/licenses")
+    expected = {"LICENSE"}
+    if backend_of(wheel) == "cuda":
+        expected.add("kernel/licenses/CUTLASS.txt")
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert found == expected
+    for name in found:
+        assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
 
 
 def test_needed_libraries(unpacked):

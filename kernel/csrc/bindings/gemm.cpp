@@ -1,6 +1,7 @@
 #include "radix_kernels/gemm.h"
 
 #include "bindings/exchange.h"
+#include "bindings/scaled_mm.h"
 
 namespace radix::bind {
 
@@ -18,38 +19,8 @@ void bind_gemm(py::module_& m) {
     args.out = call.out("out", out);
     call.run(rk_linear_dense, args);
   });
-  m.def("fp8_scaled_mm", [](py::handle mat_a, py::handle mat_b, py::handle scales_a, py::handle scales_b,
-                            py::handle bias, int gate, bool static_weight, bool fast_accum, py::handle out) {
-    Call call("fp8_scaled_mm");
-    rk_fp8_scaled_mm_args args{sizeof args};
-    args.gate = gate;
-    args.static_weight = static_weight;
-    args.fast_accum = fast_accum;
-    args.mat_a = call.in("mat_a", mat_a);
-    args.mat_b = call.in("mat_b", mat_b);
-    args.scales_a = call.in("scales_a", scales_a);
-    args.scales_b = call.in("scales_b", scales_b);
-    args.bias = call.optional_in("bias", bias);
-    args.out = call.out("out", out);
-    call.run(rk_fp8_scaled_mm, args);
-  });
-  m.def("int8_scaled_mm",
-        [](py::handle mat_a, py::handle mat_b, py::handle scales_a, py::handle scales_b, py::handle azp,
-           py::handle b_sums, py::handle bias, int gate, bool static_weight, py::handle out) {
-          Call call("int8_scaled_mm");
-          rk_int8_scaled_mm_args args{sizeof args};
-          args.gate = gate;
-          args.static_weight = static_weight;
-          args.mat_a = call.in("mat_a", mat_a);
-          args.mat_b = call.in("mat_b", mat_b);
-          args.scales_a = call.in("scales_a", scales_a);
-          args.scales_b = call.in("scales_b", scales_b);
-          args.azp = call.optional_in("azp", azp);
-          args.b_sums = call.optional_in("b_sums", b_sums);
-          args.bias = call.optional_in("bias", bias);
-          args.out = call.out("out", out);
-          call.run(rk_int8_scaled_mm, args);
-        });
+  def_fp8_scaled_mm(m, "fp8_scaled_mm", rk_fp8_scaled_mm);
+  def_int8_scaled_mm(m, "int8_scaled_mm", rk_int8_scaled_mm);
   m.def("fp8_blockwise_scaled_mm", [](py::handle mat_a, py::handle mat_b, py::handle scales_a, py::handle scales_b,
                                       bool static_weight, py::handle out) {
     Call call("fp8_blockwise_scaled_mm");

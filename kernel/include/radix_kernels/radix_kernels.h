@@ -25,6 +25,7 @@
 #include "radix_kernels/rope.h"
 #include "radix_kernels/sampling.h"
 #include "radix_kernels/sampling_shards.h"
+#include "radix_kernels/scaled_mm.h"
 #include "radix_kernels/step.h"
 #include "radix_kernels/threads.h"
 #include "radix_kernels/types.h"

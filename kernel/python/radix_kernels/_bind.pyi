@@ -262,6 +262,42 @@ def int8_scaled_mm(
     static_weight: bool,
     out: Any,
 ) -> None: ...
+
+# The same beside Hopper; gate: 0.
+def fp8_scaled_mm_sm89(
+    mat_a: Any,
+    mat_b: Any,
+    scales_a: Any,
+    scales_b: Any,
+    bias: Any,
+    gate: int,
+    static_weight: bool,
+    fast_accum: bool,
+    out: Any,
+) -> None: ...
+def fp8_scaled_mm_sm100(
+    mat_a: Any,
+    mat_b: Any,
+    scales_a: Any,
+    scales_b: Any,
+    bias: Any,
+    gate: int,
+    static_weight: bool,
+    fast_accum: bool,
+    out: Any,
+) -> None: ...
+def int8_scaled_mm_sm80(
+    mat_a: Any,
+    mat_b: Any,
+    scales_a: Any,
+    scales_b: Any,
+    azp: Any,
+    b_sums: Any,
+    bias: Any,
+    gate: int,
+    static_weight: bool,
+    out: Any,
+) -> None: ...
 def fp8_blockwise_scaled_mm(
     mat_a: Any, mat_b: Any, scales_a: Any, scales_b: Any, static_weight: bool, out: Any
 ) -> None: ...

@@ -112,7 +112,7 @@ def attempt(op: str, x: Array, call: Callable[[Native, bool], None]) -> bool:
     run = native(op, x)
     while run is not None:
         try:
-            call(run, run is getattr(_loader.bind, op, None))
+            call(run, _is_bound(op, run))
             return True
         except NotImplementedError as refusal:
             run = fallback(op, x, run, str(refusal))
@@ -154,13 +154,28 @@ def triton_installed() -> bool:
 def _native(op: str, device: str) -> Native | None:
     if _loader.bind is None or device not in _SERVES.get(str(_loader.backend), ()):
         return None
-    only = _only_architecture(op)
-    if only and isa() != only:
-        return None
     if foreign_chip():
         return None
-    found: Native | None = getattr(_loader.bind, op, None)
-    return found
+    return next((run for name, run in _bound(op).items() if _is_for_this_chip(name)), None)
+
+
+def _bound(op: str) -> dict[str, Native]:
+    """The functions of the loaded library that take calls of op, whatever the chip, by name."""
+    names = [op]
+    while other := KERNELS[names[-1]].elsewhere:
+        names.append(other)
+    found = {name: getattr(_loader.bind, name, None) for name in names}
+    return {name: run for name, run in found.items() if run is not None}
+
+
+def _is_bound(op: str, run: Native) -> bool:
+    """Whether run, chosen for op, is the library's own."""
+    name = op
+    while name:
+        if run is getattr(_loader.bind, name, None):
+            return True
+        name = KERNELS[name].elsewhere
+    return False
 
 
 def foreign_chip() -> str:
@@ -175,10 +190,15 @@ def foreign_chip() -> str:
     return f"the rocm library has code for {known}, this GPU is {chip}"
 
 
-def _only_architecture(op: str) -> str:
-    """The one architecture that the loaded library has the kernel for; '': no such limit."""
-    library = KERNELS[op].library(_loader.backend)
-    return "" if library is None else library.arch
+def _is_for_this_chip(name: str) -> bool:
+    only = _architectures(name)
+    return not only or isa() in only
+
+
+def _architectures(name: str) -> tuple[str, ...]:
+    """Those that the loaded library has the kernel for; empty: no such limit."""
+    library = KERNELS[name].library(_loader.backend)
+    return () if library is None else library.archs
 
 
 def _refuses(op: str, dtype: str) -> bool:
@@ -205,9 +225,9 @@ def _why_not_native(op: str, device: str, dtype: str = "bfloat16") -> str:
         return chip
     if _native(op, device) is not None and _refuses(op, dtype):
         return f"the {_loader.backend} library has no {dtype} {op}"
-    only = _only_architecture(op)
-    if only and hasattr(_loader.bind, op):
-        return f"the {_loader.backend} library has {op} for {only} only"
+    only = [arch for name in _bound(op) for arch in _architectures(name)]
+    if only:
+        return f"the {_loader.backend} library has {op} for {', '.join(only)} only"
     return f"the {_loader.backend} library has no {op}"
 
 

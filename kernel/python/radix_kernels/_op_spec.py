@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 class Library:
     """A native library that has a kernel.
 
-    backend: `cpu`, `cuda` or `rocm`. arch: the only architecture that the kernel is compiled for,
-    as `capabilities()["isa"]` names it; '': every one of the library's. refuses: dtypes of the op
+    backend: `cpu`, `cuda` or `rocm`. archs: the only architectures that the kernel is for, as
+    `capabilities()["isa"]` names them; empty: every one of the library's. refuses: dtypes of the op
     that the kernel does not take there.
     """
 
     backend: str
-    arch: str = ""
+    archs: tuple[str, ...] = ()
     refuses: tuple[str, ...] = ()
 
 
@@ -26,8 +26,9 @@ class Kernel:
     family: its C++ sources (`include/radix_kernels/<family>.h`, `csrc/api/<family>.cpp`,
     `csrc/bindings/<family>.cpp`). triton: `radix_kernels.triton` has a function of this name for
     GPUs, which does not take the dtypes in triton_refuses; without libraries the kernel is Triton's
-    alone. torch: on a GPU torch is the implementation of choice, not a fallback: dense products
-    there are the vendor's BLAS. Where there is none of these, the reference runs.
+    alone. elsewhere: the kernel that takes the same calls on architectures that this one is not
+    for; '': none. torch: on a GPU torch is the implementation of choice, not a fallback: dense
+    products there are the vendor's BLAS. Where there is none of these, the reference runs.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Kernel:
     libraries: tuple[Library, ...]
     triton: bool = False
     triton_refuses: tuple[str, ...] = ()
+    elsewhere: str = ""
     torch: bool = False
 
     def library(self, backend: str | None) -> Library | None:

@@ -19,8 +19,11 @@ FNUZ = ("float8_e4m3fnuz",)  # AMD's form on gfx942
 _CPU = Library("cpu")
 _CUDA = Library("cuda")
 _ROCM = Library("rocm")
-_HOPPER = Library("cuda", arch="sm_90")
-_HOPPER_NO_FLOAT32 = Library("cuda", arch="sm_90", refuses=("float32",))
+_HOPPER = Library("cuda", archs=("sm_90",))
+_HOPPER_NO_FLOAT32 = Library("cuda", archs=("sm_90",), refuses=("float32",))
+_AMPERE_AND_ADA = Library("cuda", archs=("sm_80", "sm_86", "sm_87", "sm_89"))
+_ADA = Library("cuda", archs=("sm_89",))
+_BLACKWELL = Library("cuda", archs=("sm_100",))
 
 _EVERYWHERE = (_CPU, _CUDA, _ROCM)
 _GPUS = (_CUDA, _ROCM)
@@ -165,12 +168,28 @@ OPS = (
     ),
     OpSpec(
         name="fp8_scaled_mm", module="gemm", dtypes=FP8, more_dtypes={"rocm": FNUZ},
-        kernels=(Kernel(name="fp8_scaled_mm", family="gemm", libraries=(_HOPPER,), triton=True),),
+        kernels=(
+            Kernel(
+                name="fp8_scaled_mm", family="gemm", libraries=(_HOPPER,), triton=True,
+                elsewhere="fp8_scaled_mm_sm89",
+            ),
+            Kernel(
+                name="fp8_scaled_mm_sm89", family="scaled_mm", libraries=(_ADA,),
+                elsewhere="fp8_scaled_mm_sm100",
+            ),
+            Kernel(name="fp8_scaled_mm_sm100", family="scaled_mm", libraries=(_BLACKWELL,)),
+        ),
         doc="gemm.md", test="test_gemm.py", bench="gemm",
     ),
     OpSpec(
         name="int8_scaled_mm", module="gemm", dtypes=("int8",),
-        kernels=(Kernel(name="int8_scaled_mm", family="gemm", libraries=(_HOPPER,), triton=True),),
+        kernels=(
+            Kernel(
+                name="int8_scaled_mm", family="gemm", libraries=(_HOPPER,), triton=True,
+                elsewhere="int8_scaled_mm_sm80",
+            ),
+            Kernel(name="int8_scaled_mm_sm80", family="scaled_mm", libraries=(_AMPERE_AND_ADA,)),
+        ),
         doc="gemm.md", test="test_gemm_int8.py", bench="gemm",
     ),
     OpSpec(

@@ -1,5 +1,5 @@
 """Dense products with fused epilogues (Hopper and the CPU; elsewhere torch), FP8 and INT8 products
-(Hopper; on other GPUs Triton).
+(Hopper; with scales of rows also Ampere, Ada and Blackwell; on other GPUs Triton).
 
 A weight stays as it is stored, [N, K] row-major: the vendor's BLAS reads the same bytes where it is
 the better choice.
@@ -93,9 +93,11 @@ def fp8_scaled_mm(
     tensor cores keep to about 14 bits over all of K, which is faster above 128 rows on Hopper; what
     they lose grows with K (docs/numerics.md). Otherwise products on Hopper are exact, sums over 128
     of K keep about 14 bits in the tensor cores and go on in float32, rounded once; a row's bits
-    depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above.
-    e4m3fnuz, and every product on other GPUs, is Triton's. Errors: TypeError (dtype), ValueError
-    (shape, stride, alignment). Named after sgl_kernel's function.
+    depend on neither the other rows nor M within 1 .. 16, 17 .. 64, 65 .. 128 and above. Both
+    change nothing on sm_89, where sums are Hopper's, and on sm_100, where the tensor cores keep
+    them over all of K; a row's bits depend on neither the other rows nor M there. e4m3fnuz, scales
+    with a step on sm_100, and every product on other GPUs are Triton's. Errors: TypeError (dtype),
+    ValueError (shape, stride, alignment). Named after sgl_kernel's function.
     """
     op = "fp8_scaled_mm"
     check_ranks(op, 2, mat_a=mat_a, mat_b=mat_b)
@@ -151,8 +153,9 @@ def int8_scaled_mm(
     alignment: as `fp8_scaled_mm`. K and N are multiples of 16, K at most 131,056, with azp 65,792:
     beyond, a sum may pass 32 bits.
 
-    On Hopper a row's bits depend on neither the other rows nor M within 1 .. 64 and above. Other
-    GPUs run Triton's kernel. Errors: TypeError (dtype), ValueError (shape, stride, alignment).
+    On Hopper a row's bits depend on neither the other rows nor M within 1 .. 64 and above, on sm_80
+    to sm_89 neither on the other rows nor on M. Other GPUs run Triton's kernel. Errors: TypeError
+    (dtype), ValueError (shape, stride, alignment).
     """
     op = "int8_scaled_mm"
     check_ranks(op, 2, ("int8",), mat_a=mat_a, mat_b=mat_b)

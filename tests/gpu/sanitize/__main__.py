@@ -19,7 +19,14 @@ import radix_kernels as rk
 from radix_kernels import _dispatch
 from tests.gpu.sanitize.attention import decode, mla, prefill
 from tests.gpu.sanitize.pointwise import moe, pointwise, step, stores
-from tests.gpu.sanitize.products import code_experts, experts, gemm, grouped, refill
+from tests.gpu.sanitize.products import (
+    before_hopper,
+    code_experts,
+    experts,
+    gemm,
+    grouped,
+    refill,
+)
 from tests.gpu.sanitize.quantized import quantized
 from tests.gpu.sanitize.steps import steps
 from tests.kernel.on_device import no_library_for
@@ -30,6 +37,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "mla": mla,
     "stores": stores,
     "gemm": gemm,
+    "before_hopper": before_hopper,
     "grouped": grouped,
     "experts": experts,
     "code_experts": code_experts,

@@ -9,6 +9,7 @@ from radix_kernels._products import hopper_kernel
 from tests.gpu.sanitize.compare import FP8, HALF, compare, on_gpu
 from tests.kernel.code_experts import CodeKind, random_experts
 from tests.kernel.experts_cases import make as make_experts
+from tests.kernel.forced_chip import forced_chip
 
 
 def fp8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype = HALF) -> None:
@@ -47,6 +48,28 @@ def int8_product(m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtyp
     got = rk.int8_scaled_mm(*there, bias.cuda(), azp=azp.cuda(), b_sums=sums)
     expected = ((x.double() - azp) @ w.double().T) * row * column.T + bias
     compare(f"int8_scaled_mm with zero points, {m} x {n} x {k}, {dtype}", got, expected, 4e-3)
+
+
+def before_hopper() -> None:
+    """The products of Ada, which run as PTX: each tile, of rows and columns that are not all there,
+    and slices of k that are filled more than once."""
+    rng = torch.Generator().manual_seed(0)
+    with forced_chip("sm_89", "int8_scaled_mm", "fp8_scaled_mm"):
+        for m, n, k in ((9, 80, 144), (16, 272, 1040), (40, 144, 784), (130, 272, 912)):
+            for dtype in (HALF, torch.float16):
+                int8_product(m, n, k, rng, dtype)
+                row_scaled_fp8_product(m, n, k, rng, dtype)
+
+
+def row_scaled_fp8_product(
+    m: int, n: int, k: int, rng: torch.Generator, dtype: torch.dtype
+) -> None:
+    x, w = (torch.randn(rows, k, generator=rng).to(FP8) for rows in (m, n))
+    row = torch.rand(m, 1, generator=rng) + 0.5
+    column = torch.rand(n, 1, generator=rng) + 0.5
+    got = rk.fp8_scaled_mm(x.cuda(), w.cuda().T, row.cuda(), column.cuda(), dtype)
+    expected = (x.double() * row) @ (w.double() * column).T
+    compare(f"fp8_scaled_mm, {m} x {n} x {k}, {dtype}", got, expected, 6e-3)
 
 
 def refill() -> None:
