@@ -111,6 +111,7 @@ from radix_kernels.decoder import (
     ExpertsOp,
     GatedActivationOp,
     LatentAttentionOp,
+    LatentPrefillOp,
     LatentStoreOp,
     LayerCache,
     LinearOp,

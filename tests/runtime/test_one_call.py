@@ -32,7 +32,7 @@ def check(driver: Driver) -> None:
     program = decoder._decoder
     decoder._decoder = lambda *args, **options: calls.append(1) or program(*args, **options)
     found = steps(driver, 0)
-    assert len(calls) == (2 if decoder._attends_latents else 3)
+    assert len(calls) == 3
     decoder._is_possible = False
     decoder._decoder = None
     assert torch.equal(found, steps(driver, 2))
