@@ -13,10 +13,12 @@ from radix_kernels import _loader
 from radix_kernels import decoder as records
 
 HEADS = 3
-NOPE = 24
+NOPE = 48
 ROTARY = 16
-LATENT = 48
+LATENT = 32
+VALUE = 80
 PAGE = 4
+SCALE = 0.17
 EPS = 1e-5
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
@@ -39,8 +41,9 @@ def places(query: list[int], kv: list[int], rng: torch.Generator) -> dict[str, A
     for row, length in enumerate(kv):
         count = -(-length // PAGE)
         pages[row, :count] = order[8 * row : 8 * row + count]
-    positions = torch.cat([torch.arange(n - q, n) for q, n in zip(query, kv, strict=True)])
-    rows = torch.repeat_interleave(torch.arange(len(kv)), torch.tensor(query))
+    spans = [torch.arange(n - q, n) for q, n in zip(query, kv, strict=True)]
+    positions = torch.cat([torch.arange(0), *spans])
+    rows = torch.repeat_interleave(torch.arange(len(kv)), torch.tensor(query).long())
     slots = pages[rows, positions // PAGE].long() * PAGE + positions % PAGE
     return {
         "positions": positions.int(),
@@ -51,58 +54,240 @@ def places(query: list[int], kv: list[int], rng: torch.Generator) -> dict[str, A
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("is_neox", [False, True])
-@pytest.mark.parametrize("query", [[1, 1, 1], [1, 3, 2], [1]], ids=str)
-def test_latent_attention(dtype: torch.dtype, is_neox: bool, query: list[int], rng: Any) -> None:
-    kv = [20, 3, 9][: len(query)]
-    where = places(query, kv, rng)
-    widths = (HEADS * (NOPE + ROTARY), LATENT, ROTARY, HEADS * LATENT, HEADS * LATENT)
-    q, latent, rope, q_latent, out = split(*widths)
-    cache = torch.randn(8 * len(kv), PAGE, LATENT + ROTARY, generator=rng).to(dtype)
+class Attention:
+    """Records of latent attention over buffer 0, and what their ops leave, one after the other."""
+
+    widths = (HEADS * (NOPE + ROTARY), LATENT, ROTARY, HEADS * VALUE)
     table = rk.rope_cos_sin_cache(ROTARY, 64, 1e4)
-    program = [
-        records.LatentStoreOp(
+
+    def __init__(self, dtype: torch.dtype, rng: torch.Generator, *, kind: str = "dense") -> None:
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=rng).to(dtype) * shape[-1] ** -0.5
+
+        self.dtype = dtype
+        self.absorb = [rk.pack_weight(random(LATENT, NOPE)) for _ in range(HEADS)]
+        self.values = [rk.pack_weight(random(VALUE, LATENT)) for _ in range(HEADS)]
+        self.weight = random(HEADS * (NOPE + VALUE), LATENT)
+        self.expand = rk.pack_weight(self.weight, kind=kind)
+
+    def decoder(self, cache: torch.Tensor, is_neox: bool = False) -> rk.Decoder:
+        q, latent, rope, out = split(*self.widths)
+        store = records.LatentStoreOp(
             q=q,
             latent=latent,
             rope=rope,
             heads=HEADS,
             cache=cache,
-            cos_sin_cache=table,
+            cos_sin_cache=self.table,
             is_neox=is_neox,
-        ),
-        records.LatentAttentionOp(
-            q_latent=q_latent, q=q, out=out, heads=HEADS, cache=cache, softmax_scale=0.17
-        ),
-    ]
-    decoder = rk.Decoder([(sum(widths), str(dtype).removeprefix("torch."))], program)
-    hidden = torch.randn(sum(query), sum(widths), generator=rng).to(dtype)
-    hidden[:, out.first :] = float("nan")
-    expected = hidden.clone()
-    other = cache.clone()
-    longest = max(query)
-    assert decoder(hidden, **where, max_seqlen_q=longest) is hidden
+        )
+        decode = records.LatentAttentionOp(
+            q=q,
+            out=out,
+            cache=cache,
+            softmax_scale=SCALE,
+            absorb=self.absorb,
+            values=self.values,
+        )
+        prefill = records.LatentPrefillOp(
+            q=q, out=out, heads=HEADS, cache=cache, softmax_scale=SCALE, expand=self.expand
+        )
+        buffers = [(sum(self.widths), str(self.dtype).removeprefix("torch."))]
+        return rk.Decoder(buffers, [store, decode, prefill])
 
-    parts = list(expected.split(widths, -1))
-    heads = parts[0].view(len(hidden), HEADS, -1)[..., NOPE:]
-    rk.apply_rope_inplace(
-        where["positions"], heads, parts[2][:, None], ROTARY, table, is_neox=is_neox
-    )
-    rk.store_mla_kv(parts[1], parts[2], other, where["slot_mapping"])
-    rk.mla_decode(
-        parts[3].unflatten(-1, (HEADS, -1)),
-        heads,
-        other,
-        where["page_table"],
-        where["kv_lens"],
-        where["cu_seqlens_q"],
-        softmax_scale=0.17,
-        max_seqlen_q=longest,
-        out=parts[4].unflatten(-1, (HEADS, -1)),
-    )
+    def run_ops(
+        self,
+        hidden: torch.Tensor,
+        cache: torch.Tensor,
+        where: dict[str, Any],
+        expanded: int,
+        is_neox: bool = False,
+    ) -> None:
+        q, latent, rope, out = hidden.split(self.widths, -1)
+        q = q.unflatten(-1, (HEADS, -1))
+        out = out.unflatten(-1, (HEADS, -1))
+        rk.apply_rope_inplace(
+            where["positions"],
+            q[..., NOPE:],
+            rope[:, None],
+            ROTARY,
+            self.table,
+            is_neox=is_neox,
+        )
+        rk.store_mla_kv(latent, rope, cache, where["slot_mapping"])
+        count = len(where["kv_lens"]) - expanded
+        self._decode(q, out, cache, where, count)
+        for entry in range(count, len(where["kv_lens"])):
+            self._prefill(q, out, cache, where, entry)
+
+    def _decode(self, q: Any, out: Any, cache: Any, where: dict[str, Any], count: int) -> None:
+        tokens = int(where["cu_seqlens_q"][count])
+        q = q[:tokens]
+        absorbed = [rk.linear(q[:, h, :NOPE], weight) for h, weight in enumerate(self.absorb)]
+        seen = rk.mla_decode(
+            torch.stack(absorbed, 1),
+            q[..., NOPE:],
+            cache,
+            where["page_table"][:count],
+            where["kv_lens"][:count],
+            where["cu_seqlens_q"][: count + 1],
+            softmax_scale=SCALE,
+        )
+        for h, weight in enumerate(self.values):
+            rk.linear(seen[:, h], weight, out=out[:tokens, h])
+
+    def _prefill(self, q: Any, out: Any, cache: Any, where: dict[str, Any], entry: int) -> None:
+        """Each entry by itself."""
+        begin, end = where["cu_seqlens_q"][entry : entry + 2].tolist()
+        length = int(where["kv_lens"][entry])
+        cu_k = torch.tensor([0, length]).int()
+        cached = rk.gather_mla_kv(
+            cache,
+            where["page_table"][entry : entry + 1],
+            cu_k,
+            torch.empty(length, LATENT + ROTARY, dtype=self.dtype),
+        )
+        both = rk.linear(cached[:, :LATENT], self.expand).unflatten(-1, (HEADS, -1))
+        keys = torch.empty(length, HEADS, NOPE + ROTARY, dtype=self.dtype)
+        rk.concat_mla_k(keys, both[..., :NOPE], cached[:, None, LATENT:])
+        rk.flash_attn_varlen(
+            q[begin:end],
+            keys,
+            both[..., NOPE:],
+            torch.tensor([0, end - begin]).int(),
+            cu_k,
+            softmax_scale=SCALE,
+            causal=True,
+            out=out[begin:end],
+        )
+
+
+# New tokens and tokens in all of each row, and how many rows, the last ones, are un-absorbed.
+STEPS = [
+    ([1, 1, 1], [20, 3, 9], 0),
+    ([1, 3, 2], [20, 3, 9], 0),
+    ([1], [20], 0),
+    ([7], [7], 1),
+    ([1], [1], 1),
+    ([5, 1, 9, 4], [5, 17, 30, 4], 4),
+    ([1, 1, 11, 0, 3], [32, 1, 11, 8, 29], 3),
+    ([2, 1, 0, 1, 13], [9, 30, 0, 1, 31], 2),
+    ([1, 0], [6, 0], 1),
+    ([], [], 0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_neox", [False, True])
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_latent_attention(dtype: torch.dtype, is_neox: bool, step: Any, rng: Any) -> None:
+    """Absorbed and un-absorbed rows of a step: the bits of the ops, whatever memory held before and
+    what lies on pages and in slots that no row has."""
+    query, kv, expanded = step
+    where = places(query, kv, rng)
+    model = Attention(dtype, rng)
+    cache = full_cache(where, LATENT + ROTARY, dtype, rng)
+    other = cache.clone()
+    hidden = torch.randn(sum(query), sum(model.widths), generator=rng).to(dtype)
+    hidden[:, -HEADS * VALUE :] = float("nan")
+    expected = hidden.clone()
+    decoder = model.decoder(cache, is_neox)
+    decoder._workspace = torch.full((1 << 20,), 255, dtype=torch.uint8)  # NaN in every dtype
+    longest = max(query, default=0)
+    found = decoder(hidden, **where, max_seqlen_q=longest, num_expanded=expanded)
+    assert found is hidden
+    assert len(decoder._workspace) == 1 << 20
+
+    model.run_ops(expected, other, where, expanded, is_neox)
     assert expected.isfinite().all()
     assert torch.equal(hidden, expected)
-    assert torch.equal(cache, other)
+    assert torch.equal(cache.nan_to_num(), other.nan_to_num())
+
+
+def full_cache(
+    where: dict[str, Any], width: int, dtype: torch.dtype, rng: torch.Generator
+) -> torch.Tensor:
+    """Random in the slots that rows have, NaN elsewhere."""
+    pages = 8 * max(1, len(where["kv_lens"]))
+    cache = torch.full((pages, PAGE, width), float("nan"), dtype=dtype)
+    for row, length in enumerate(where["kv_lens"].tolist()):
+        at = torch.arange(length)
+        slots = (where["page_table"][row, at // PAGE].long(), at % PAGE)
+        cache[slots] = torch.randn(length, width, generator=rng).to(dtype)
+    return cache
+
+
+@pytest.mark.parametrize("kind", ["dense", "int8"])
+@pytest.mark.parametrize("expanded", [0, 1, 3])
+def test_both_forms_are_attention(kind: str, expanded: int, rng: Any) -> None:
+    """Beside float64 of the definition: heads' keys and values are products of the latent values,
+    here with one weight for both forms."""
+    query, kv = [1, 6, 3], [13, 6, 21]
+    where = places(query, kv, rng)
+    model = Attention(torch.float32, rng, kind=kind)
+    weight = rk.linear(torch.eye(LATENT), model.expand).t().unflatten(0, (HEADS, -1))
+    model.absorb = [rk.pack_weight(head[:NOPE].t().contiguous()) for head in weight]
+    model.values = [rk.pack_weight(head[NOPE:].contiguous()) for head in weight]
+    cache = full_cache(where, LATENT + ROTARY, torch.float32, rng)
+    hidden = torch.randn(sum(query), sum(model.widths), generator=rng)
+    model.decoder(cache)(hidden, **where, num_expanded=expanded)
+
+    q, _, _, out = hidden.double().split(model.widths, -1)
+    for row, (count, length) in enumerate(zip(query, kv, strict=True)):
+        at = torch.arange(length)
+        seen = cache[where["page_table"][row, at // PAGE].long(), at % PAGE].double()
+        begin = int(where["cu_seqlens_q"][row])
+        hidden_keys = torch.ones(count, length).triu(length - count + 1).bool()
+        for h in range(HEADS):
+            own = q[begin : begin + count].unflatten(-1, (HEADS, -1))[:, h]
+            both = seen[:, :LATENT] @ weight[h].double().t()
+            keys = torch.cat((both[:, :NOPE], seen[:, LATENT:]), -1)
+            scores = (own @ keys.t() * SCALE).masked_fill(hidden_keys, -torch.inf)
+            exact = scores.softmax(-1) @ both[:, NOPE:]
+            found = out[begin : begin + count].unflatten(-1, (HEADS, -1))[:, h]
+            assert (found - exact).norm() / exact.norm() < 2e-6, (row, h)
+
+
+def test_what_is_expanded_at_once_is_bounded(rng: Any) -> None:
+    """Several rows together take 64 MiB, a longer row what it takes; the bits are those of rows by
+    themselves."""
+    heads, nope, value, latent, rotary = 16, 240, 256, 16, 16
+    token_bytes = 4 * heads * (nope + value + nope + rotary)
+    most = (64 << 20) // token_bytes
+    page = 64
+    q, out = split(heads * (nope + rotary), heads * value)
+    weight = torch.randn(heads * (nope + value), latent, generator=rng)
+    cache = torch.randn(3 * most // page + 3, page, latent + rotary, generator=rng)
+    record = records.LatentPrefillOp(
+        q=q, out=out, heads=heads, cache=cache, softmax_scale=0.1, expand=rk.pack_weight(weight)
+    )
+
+    def run(lengths: list[int], rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        decoder = rk.Decoder([(q.count + out.count, "float32")], [record])
+        hidden = torch.cat((rows, torch.full((len(rows), out.count), float("nan"))), -1)
+        table = torch.arange(len(cache)).int().repeat(len(lengths), 1)
+        decoder(
+            hidden,
+            torch.zeros(len(rows)).int(),
+            torch.full((len(rows),), -1),
+            table,
+            torch.tensor(lengths).int(),
+            torch.arange(0, len(rows) + 1, 2).int(),
+            num_expanded=len(lengths),
+        )
+        assert hidden.isfinite().all()
+        return hidden[:, out.first :], len(decoder._workspace)
+
+    lengths = [most // 2, most // 2 - 1, most // 3, most + 100, 5, 7]
+    rows = torch.randn(2 * len(lengths), q.count, generator=rng)
+    found, size = run(lengths, rows)
+    for i, length in enumerate(lengths):
+        alone, _ = run([length], rows[2 * i : 2 * i + 2])
+        assert torch.equal(found[2 * i : 2 * i + 2], alone), length
+    allowed = (latent + rotary) * 4 * (most + 100) + 8192
+    assert 0 <= size - token_bytes * (most + 100) <= allowed
+    _, size = run(lengths[:3], rows[:6])
+    assert 0 <= size - token_bytes * (most - 1) <= allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -150,27 +335,100 @@ def test_weights_of_a_softmax_are_scaled(rng: Any) -> None:
     assert torch.equal(rk.Decoder(buffers, program)(data, **places([4], [4], rng)), expected)
 
 
-def record(**change: Any) -> Any:
-    q, q_latent, out = split(2 * (4 + 16), 2 * 16, 2 * 16)
-    given = {"q_latent": q_latent, "q": q, "out": out, "heads": 2, "softmax_scale": 1.0}
-    return records.LatentAttentionOp(**{**given, "cache": torch.zeros(2, PAGE, 32), **change})
+def packed(rows: int, columns: int) -> rk.PackedWeight:
+    return rk.pack_weight(torch.zeros(rows, columns))
+
+
+def decode_record(**change: Any) -> Any:
+    q, out = split(2 * (32 + 16), 2 * 48)
+    given = {"q": q, "out": out, "softmax_scale": 1.0, "cache": torch.zeros(2, PAGE, 32)}
+    weights = {"absorb": [packed(16, 32)] * 2, "values": [packed(48, 16)] * 2}
+    return records.LatentAttentionOp(**{**given, **weights, **change})
+
+
+def prefill_record(**change: Any) -> Any:
+    q, out = split(2 * (32 + 16), 2 * 48)
+    given = {"q": q, "out": out, "heads": 2, "softmax_scale": 1.0}
+    held = {"cache": torch.zeros(2, PAGE, 32), "expand": packed(2 * (32 + 48), 16)}
+    return records.LatentPrefillOp(**{**given, **held, **change})
+
+
+def run_record(record: Any, rng: Any, **change: Any) -> torch.Tensor:
+    table = torch.tensor([[1, *[2**30] * 7]]).int()
+    where = {**places([2], [3], rng), "page_table": table, **change}
+    expanded = where.pop("num_expanded", int(isinstance(record, records.LatentPrefillOp)))
+    decoder = rk.Decoder([(192, "float32")], [record])
+    return decoder(torch.zeros(2, 192), **where, num_expanded=expanded)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"heads": 0}, "are not 0 heads"),
-        ({"heads": 5}, "are not 5 heads"),
-        ({"cache": torch.zeros(2, PAGE, 16)}, "of a cache of 16 values"),
-        ({"cache": torch.zeros(2, PAGE, 64)}, "are not 2 heads of 48 or more"),
+        ({"absorb": [], "values": []}, "are not 0 heads with weights"),
+        ({"absorb": [packed(16, 32)] * 5, "values": [packed(48, 16)] * 5}, "are not 5 heads"),
+        ({"absorb": [packed(16, 48)] * 2}, "of which 48 become 16"),
+        ({"absorb": [packed(32, 32)] * 2}, "32 become 32, and a cache of 32"),
+        ({"absorb": [packed(16, 32), packed(16, 16)]}, "linear: x has shape"),
+        ({"values": [packed(32, 16)] * 2}, "linear: out has shape"),
+        ({"values": [packed(48, 32)] * 2}, "linear: x has shape"),
+        ({"values": [packed(48, 16)]}, "zip"),
+        ({"cache": torch.zeros(2, PAGE, 64)}, "and a cache of 64 values"),
         ({"cache": torch.zeros(2, 32)}, "kv_cache"),
-        ({"cache": torch.zeros(2, PAGE, 32, dtype=torch.bfloat16)}, "kv_cache"),
+        ({"cache": torch.zeros(2, PAGE, 32).bfloat16()}, "has dtype bfloat16, expected float32"),
     ],
 )
-def test_refusals(change: dict[str, Any], message: str, rng: Any) -> None:
-    decoder = rk.Decoder([(104, "float32")], [record(**change)])
+def test_refusals_of_the_absorbed_form(change: dict[str, Any], message: str, rng: Any) -> None:
+    run_record(decode_record(), rng)
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
-        decoder(torch.zeros(1, 104), **places([1], [1], rng))
+        run_record(decode_record(**change), rng)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 0}, "are not 0 heads with a weight"),
+        ({"heads": 5}, "are not 5 heads"),
+        ({"heads": 3}, "160 of 3 heads of 32 and 32"),
+        ({"expand": packed(2 * (32 + 32), 16)}, "16 latent values become 128 of 2 heads"),
+        ({"expand": packed(2 * (32 + 48), 32)}, "32 latent values"),
+        ({"cache": torch.zeros(2, PAGE, 16)}, "a token of the cache has 16"),
+        ({"cache": torch.zeros(2, PAGE, 64)}, "a token of the cache has 64"),
+        ({"cache": torch.zeros(2, 32)}, "kv_cache"),
+        ({"cache": torch.zeros(2, PAGE, 32).bfloat16()}, "has dtype bfloat16, expected float32"),
+    ],
+)
+def test_refusals_of_a_prefill(change: dict[str, Any], message: str, rng: Any) -> None:
+    run_record(prefill_record(), rng)
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
+        run_record(prefill_record(**change), rng)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_expanded": -1}, "num_expanded is -1, expected 0 to 1"),
+        ({"num_expanded": 2}, "num_expanded is 2, expected 0 to 1"),
+        ({"kv_lens": torch.tensor([-1]).int()}, r"kv_lens\[0\] is -1, expected 0 to 32"),
+        ({"kv_lens": torch.tensor([33]).int()}, r"kv_lens\[0\] is 33, expected 0 to 32"),
+        ({"kv_lens": torch.tensor([3, 3]).int()}, "kv_lens has shape"),
+        ({"kv_lens": torch.tensor([3])}, "kv_lens has dtype"),
+        ({"kv_lens": torch.tensor([9]).int()}, r"page_table\[0, 1\] is 1073741824"),
+        ({"cu_seqlens_q": torch.tensor([0, 3]).int()}, "goes from 0 to 3, expected 0 to 2"),
+        ({"cu_seqlens_q": torch.tensor([1, 2]).int()}, "goes from 1 to 2"),
+        ({"cu_seqlens_q": torch.tensor([0, 2, 2]).int()}, "cu_seqlens_q has shape"),
+        ({"cu_seqlens_q": torch.tensor([2, 0]).int()}, "less than the one before"),
+    ],
+)
+def test_refusals_of_lengths(change: dict[str, Any], message: str, rng: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        run_record(prefill_record(), rng, **change)
+
+
+def test_weights_that_the_library_has_not_packed_are_refused(rng: Any) -> None:
+    plain = torch.zeros(16, 32)
+    for record in (decode_record(absorb=[plain] * 2), prefill_record(expand=plain)):
+        with pytest.raises(NotImplementedError, match="that the CPU library has packed"):
+            run_record(record, rng)
 
 
 def test_a_scale_is_one_float32_column(rng: Any) -> None:
