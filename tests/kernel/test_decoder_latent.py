@@ -217,6 +217,37 @@ def full_cache(
     return cache
 
 
+@pytest.mark.parametrize("heads", [1, 64, 129])
+def test_many_heads(heads: int, rng: Any) -> None:
+    """More than a call of another op has tensors. The first and the last head are heads alone."""
+    where = places([1, 1], [5, 9], rng)
+    cache = full_cache(where, 32, torch.float32, rng)
+    absorb = [rk.pack_weight(torch.randn(16, 32, generator=rng)) for _ in range(heads)]
+    values = [rk.pack_weight(torch.randn(16, 16, generator=rng)) for _ in range(heads)]
+    data = torch.randn(2, heads * 64, generator=rng)
+
+    def run(chosen: slice) -> torch.Tensor:
+        number = len(absorb[chosen])
+        q, out = split(number * 48, number * 16)
+        record = records.LatentAttentionOp(
+            q=q,
+            out=out,
+            cache=cache,
+            softmax_scale=SCALE,
+            absorb=absorb[chosen],
+            values=values[chosen],
+        )
+        own = data[:, : heads * 48].unflatten(-1, (heads, -1))[:, chosen].flatten(1)
+        hidden = torch.cat((own, torch.full((2, out.count), float("nan"))), -1)
+        rk.Decoder([(number * 64, "float32")], [record])(hidden, **where)
+        return hidden[:, out.first :]
+
+    found = run(slice(None))
+    assert found.isfinite().all()
+    assert torch.equal(found[:, :16], run(slice(0, 1)))
+    assert torch.equal(found[:, -16:], run(slice(heads - 1, None)))
+
+
 @pytest.mark.parametrize("kind", ["dense", "int8"])
 @pytest.mark.parametrize("expanded", [0, 1, 3])
 def test_both_forms_are_attention(kind: str, expanded: int, rng: Any) -> None:

@@ -124,13 +124,14 @@ class Decoder {
 
   // places: of q, out; heads: (PackedDesc, data, PackedDesc, data) of each, absorb and values.
   void add_latent_attention(const py::tuple& places, const py::list& heads, py::handle cache, float softmax_scale) {
-    Call call("decoder");
     std::vector<rk_latent_head>& weights = latent_heads_.emplace_back();
     for (const auto& each : heads) {
+      Call call("decoder");  // takes a few tensors, of which a model may have hundreds
       const auto head = py::cast<py::tuple>(each);
       weights.push_back({keep_.desc(head[0]), keep_.tensor(call, "absorb", head[1]), keep_.desc(head[2]),
                          keep_.tensor(call, "values", head[3])});
     }
+    Call call("decoder");
     add(RK_OP_LATENT_ATTENTION, latent_attentions_,
         {columns(places[0]), columns(places[1]), static_cast<int64_t>(weights.size()), weights.data(),
          keep_.tensor(call, "kv_cache", cache), softmax_scale});
