@@ -26,6 +26,7 @@ _NATIVE_NAMES = {
     "embedding": "embedding_packed",
     "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
     "fused_experts_packed": "PackedExperts",
+    "linear_heads": "PackedHeads",
 }
 
 ROOT = Path(__file__).resolve().parents[2]

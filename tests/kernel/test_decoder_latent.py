@@ -54,6 +54,11 @@ def places(query: list[int], kv: list[int], rng: torch.Generator) -> dict[str, A
     }
 
 
+def pack_heads(weights: torch.Tensor) -> rk.PackedHeads:
+    """[H, N, K]."""
+    return rk.PackedHeads(tuple(rk.pack_weight(weight.contiguous()) for weight in weights))
+
+
 class Attention:
     """Records of latent attention over buffer 0, and what their ops leave, one after the other."""
 
@@ -65,8 +70,8 @@ class Attention:
             return torch.randn(shape, generator=rng).to(dtype) * shape[-1] ** -0.5
 
         self.dtype = dtype
-        self.absorb = [rk.pack_weight(random(LATENT, NOPE)) for _ in range(HEADS)]
-        self.values = [rk.pack_weight(random(VALUE, LATENT)) for _ in range(HEADS)]
+        self.absorb = pack_heads(random(HEADS, LATENT, NOPE))
+        self.values = pack_heads(random(HEADS, VALUE, LATENT))
         self.weight = random(HEADS * (NOPE + VALUE), LATENT)
         self.expand = rk.pack_weight(self.weight, kind=kind)
 
@@ -123,9 +128,8 @@ class Attention:
     def _decode(self, q: Any, out: Any, cache: Any, where: dict[str, Any], count: int) -> None:
         tokens = int(where["cu_seqlens_q"][count])
         q = q[:tokens]
-        absorbed = [rk.linear(q[:, h, :NOPE], weight) for h, weight in enumerate(self.absorb)]
         seen = rk.mla_decode(
-            torch.stack(absorbed, 1),
+            rk.linear_heads(q[..., :NOPE], self.absorb),
             q[..., NOPE:],
             cache,
             where["page_table"][:count],
@@ -133,8 +137,7 @@ class Attention:
             where["cu_seqlens_q"][: count + 1],
             softmax_scale=SCALE,
         )
-        for h, weight in enumerate(self.values):
-            rk.linear(seen[:, h], weight, out=out[:tokens, h])
+        rk.linear_heads(seen, self.values, out=out[:tokens])
 
     def _prefill(self, q: Any, out: Any, cache: Any, where: dict[str, Any], entry: int) -> None:
         """Each entry by itself."""
@@ -222,8 +225,8 @@ def test_many_heads(heads: int, rng: Any) -> None:
     """More than a call of another op has tensors. The first and the last head are heads alone."""
     where = places([1, 1], [5, 9], rng)
     cache = full_cache(where, 32, torch.float32, rng)
-    absorb = [rk.pack_weight(torch.randn(16, 32, generator=rng)) for _ in range(heads)]
-    values = [rk.pack_weight(torch.randn(16, 16, generator=rng)) for _ in range(heads)]
+    absorb = torch.randn(heads, 16, 32, generator=rng)
+    values = torch.randn(heads, 16, 16, generator=rng)
     data = torch.randn(2, heads * 64, generator=rng)
 
     def run(chosen: slice) -> torch.Tensor:
@@ -234,8 +237,8 @@ def test_many_heads(heads: int, rng: Any) -> None:
             out=out,
             cache=cache,
             softmax_scale=SCALE,
-            absorb=absorb[chosen],
-            values=values[chosen],
+            absorb=pack_heads(absorb[chosen]),
+            values=pack_heads(values[chosen]),
         )
         own = data[:, : heads * 48].unflatten(-1, (heads, -1))[:, chosen].flatten(1)
         hidden = torch.cat((own, torch.full((2, out.count), float("nan"))), -1)
@@ -257,8 +260,8 @@ def test_both_forms_are_attention(kind: str, expanded: int, rng: Any) -> None:
     where = places(query, kv, rng)
     model = Attention(torch.float32, rng, kind=kind)
     weight = rk.linear(torch.eye(LATENT), model.expand).t().unflatten(0, (HEADS, -1))
-    model.absorb = [rk.pack_weight(head[:NOPE].t().contiguous()) for head in weight]
-    model.values = [rk.pack_weight(head[NOPE:].contiguous()) for head in weight]
+    model.absorb = pack_heads(weight[:, :NOPE].transpose(1, 2))
+    model.values = pack_heads(weight[:, NOPE:])
     cache = full_cache(where, LATENT + ROTARY, torch.float32, rng)
     hidden = torch.randn(sum(query), sum(model.widths), generator=rng)
     model.decoder(cache)(hidden, **where, num_expanded=expanded)
@@ -370,10 +373,14 @@ def packed(rows: int, columns: int) -> rk.PackedWeight:
     return rk.pack_weight(torch.zeros(rows, columns))
 
 
+def packed_heads(heads: int, rows: int, columns: int) -> rk.PackedHeads:
+    return pack_heads(torch.zeros(heads, rows, columns))
+
+
 def decode_record(**change: Any) -> Any:
     q, out = split(2 * (32 + 16), 2 * 48)
     given = {"q": q, "out": out, "softmax_scale": 1.0, "cache": torch.zeros(2, PAGE, 32)}
-    weights = {"absorb": [packed(16, 32)] * 2, "values": [packed(48, 16)] * 2}
+    weights = {"absorb": packed_heads(2, 16, 32), "values": packed_heads(2, 48, 16)}
     return records.LatentAttentionOp(**{**given, **weights, **change})
 
 
@@ -395,14 +402,15 @@ def run_record(record: Any, rng: Any, **change: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"absorb": [], "values": []}, "are not 0 heads with weights"),
-        ({"absorb": [packed(16, 32)] * 5, "values": [packed(48, 16)] * 5}, "are not 5 heads"),
-        ({"absorb": [packed(16, 48)] * 2}, "of which 48 become 16"),
-        ({"absorb": [packed(32, 32)] * 2}, "32 become 32, and a cache of 32"),
-        ({"absorb": [packed(16, 32), packed(16, 16)]}, "linear: x has shape"),
-        ({"values": [packed(32, 16)] * 2}, "linear: out has shape"),
-        ({"values": [packed(48, 32)] * 2}, "linear: x has shape"),
-        ({"values": [packed(48, 16)]}, "zip"),
+        (
+            {"absorb": packed_heads(5, 16, 32), "values": packed_heads(5, 48, 16)},
+            "are not 5 heads",
+        ),
+        ({"absorb": packed_heads(2, 16, 48)}, "of which 48 become 16"),
+        ({"absorb": packed_heads(2, 32, 32)}, "32 become 32, and a cache of 32"),
+        ({"values": packed_heads(2, 32, 16)}, "linear_heads: out has shape"),
+        ({"values": packed_heads(2, 48, 32)}, "linear_heads: x has shape"),
+        ({"values": packed_heads(1, 48, 16)}, "different numbers of heads"),
         ({"cache": torch.zeros(2, PAGE, 64)}, "and a cache of 64 values"),
         ({"cache": torch.zeros(2, 32)}, "kv_cache"),
         ({"cache": torch.zeros(2, PAGE, 32).bfloat16()}, "has dtype bfloat16, expected float32"),
@@ -456,8 +464,9 @@ def test_refusals_of_lengths(change: dict[str, Any], message: str, rng: Any) -> 
 
 
 def test_weights_that_the_library_has_not_packed_are_refused(rng: Any) -> None:
-    plain = torch.zeros(16, 32)
-    for record in (decode_record(absorb=[plain] * 2), prefill_record(expand=plain)):
+    plain = packed_heads(2, 16, 32)
+    object.__setattr__(plain, "native", None)
+    for record in (decode_record(absorb=plain), prefill_record(expand=torch.zeros(160, 16))):
         with pytest.raises(NotImplementedError, match="that the CPU library has packed"):
             run_record(record, rng)
 

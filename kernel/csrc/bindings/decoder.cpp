@@ -5,6 +5,7 @@
 
 #include "bindings/held.h"
 #include "bindings/packed_experts.h"
+#include "bindings/packed_heads.h"
 
 namespace radix::bind {
 namespace {
@@ -122,18 +123,16 @@ class Decoder {
          keep_.tensor(call, "cos_sin_cache", tensors[1]), is_neox});
   }
 
-  // places: of q, out; heads: (PackedDesc, data, PackedDesc, data) of each, absorb and values.
-  void add_latent_attention(const py::tuple& places, const py::list& heads, py::handle cache, float softmax_scale) {
-    std::vector<rk_latent_head>& weights = latent_heads_.emplace_back();
-    for (const auto& each : heads) {
-      Call call("decoder");  // takes a few tensors, of which a model may have hundreds
-      const auto head = py::cast<py::tuple>(each);
-      weights.push_back({keep_.desc(head[0]), keep_.tensor(call, "absorb", head[1]), keep_.desc(head[2]),
-                         keep_.tensor(call, "values", head[3])});
-    }
+  // places: of q, out; weights: two PackedHeads, which are kept, absorb and values.
+  void add_latent_attention(const py::tuple& places, const py::tuple& weights, py::handle cache, float softmax_scale) {
     Call call("decoder");
+    const auto& absorb = weights[0].cast<const PackedHeads&>().heads();
+    const auto& values = weights[1].cast<const PackedHeads&>().heads();
+    if (absorb.size() != values.size())
+      raise(RK_INVALID, "decoder: absorb and values are weights of different numbers of heads");
+    kept_.push_back(weights);
     add(RK_OP_LATENT_ATTENTION, latent_attentions_,
-        {columns(places[0]), columns(places[1]), static_cast<int64_t>(weights.size()), weights.data(),
+        {columns(places[0]), columns(places[1]), static_cast<int32_t>(absorb.size()), absorb.data(), values.data(),
          keep_.tensor(call, "kv_cache", cache), softmax_scale});
   }
 
@@ -205,7 +204,6 @@ class Decoder {
   std::deque<rk_experts_op> experts_;
   std::deque<rk_latent_store_op> latent_stores_;
   std::deque<rk_latent_attention_op> latent_attentions_;
-  std::deque<std::vector<rk_latent_head>> latent_heads_;
   std::deque<rk_latent_prefill_op> latent_prefills_;
   Keeper keep_;
   std::vector<py::object> kept_;

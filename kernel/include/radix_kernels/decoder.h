@@ -5,6 +5,7 @@
 #include "radix_kernels/activation.h"
 #include "radix_kernels/linear.h"
 #include "radix_kernels/packed_experts.h"
+#include "radix_kernels/packed_heads.h"
 #include "radix_kernels/types.h"
 
 /* A buffer holds `columns` elements of each token of the call. Buffer 0 is the call's `hidden`; the others lie in its
@@ -151,22 +152,15 @@ typedef struct rk_latent_store_op {
   int32_t is_neox;
 } rk_latent_store_op;
 
-/* What a head is multiplied by in the absorbed form: absorb [L, N], values [V, L]. */
-typedef struct rk_latent_head {
-  const rk_packed_desc* absorb_desc;
-  const rk_tensor* absorb;
-  const rk_packed_desc* values_desc;
-  const rk_tensor* values;
-} rk_latent_head;
-
 /* Latent attention of the entries before the last num_expanded, absorbed. q: heads of N elements and R rotary ones,
- * out: heads of V. rk_linear of each head's N by its absorb; rk_mla_decode of them and the rotary ones, causal, with
- * any_split; rk_linear of each head by its values. */
+ * out: heads of V. rk_linear_heads of the N by absorb [L, N]; rk_mla_decode of them and the rotary ones, causal, with
+ * any_split; rk_linear_heads by values [V, L]. */
 typedef struct rk_latent_attention_op {
   rk_columns q;
   rk_columns out;
-  int64_t heads;
-  const rk_latent_head* weights;
+  int32_t heads;
+  const rk_packed_head* absorb;
+  const rk_packed_head* values;
   const rk_tensor* kv_cache;
   float softmax_scale;
 } rk_latent_attention_op;

@@ -166,7 +166,7 @@ class Decoder:
     def add_latent_attention(
         self,
         places: tuple[Any, Any],
-        heads: list[tuple[PackedDesc, Any, PackedDesc, Any]],
+        weights: tuple[PackedHeads, PackedHeads],
         cache: Any,
         softmax_scale: float,
     ) -> None: ...
@@ -199,6 +199,11 @@ class Decoder:
         num_expanded: int,
         workspace: Any,
     ) -> None: ...
+
+class PackedHeads:
+    def __init__(self) -> None: ...
+    def add(self, desc: PackedDesc, data: Any) -> None: ...
+    def run(self, x: Any, out: Any) -> None: ...
 
 class PackedExperts:
     def __init__(self) -> None: ...

@@ -14,6 +14,7 @@ from . import _arrays, _checks, _loader
 from ._arrays import Array
 from .gating import Activation, read_gating
 from .packed_experts import PackedExperts
+from .packed_heads import PackedHeads
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -253,23 +254,24 @@ class LatentStoreOp:
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionOp:
     """Absorbed attention of the entries before the last `num_expanded` of a call. q: heads of N + R
-    columns, R as many as the cache has rotary values; out: heads of V. out = `linear` by `values`
-    of each head of causal `mla_decode` of `linear` by `absorb` of the N, and of the R. absorb,
-    values: a weight for each head, [L, N] and [V, L]."""
+    columns, R as many as the cache has rotary values; out: heads of V. out = `linear_heads` by
+    `values` of causal `mla_decode` of `linear_heads` by `absorb` of the N, and of the R. absorb,
+    values: weights [L, N] and [V, L] of each head."""
 
     q: Columns
     out: Columns
     cache: Array
     softmax_scale: float
-    absorb: Sequence[PackedWeight]
-    values: Sequence[PackedWeight]
+    absorb: PackedHeads
+    values: PackedHeads
 
     def add_to(self, native: Any) -> None:
         """Appends the record."""
-        pairs = zip(self.absorb, self.values, strict=True)
+        if self.absorb.native is None or self.values.native is None:
+            raise NotImplementedError("Decoder needs weights that the CPU library has packed")
         native.add_latent_attention(
             (self.q.place, self.out.place),
-            [(*_native_weight(absorb), *_native_weight(values)) for absorb, values in pairs],
+            (self.absorb.native, self.values.native),
             self.cache,
             self.softmax_scale,
         )

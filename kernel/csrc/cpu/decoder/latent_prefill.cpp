@@ -150,7 +150,8 @@ class Run {
   void attend() const {
     const Step part = step_.part(first_, queries_);
     char* const first_value = both() + plan_.nope * plan_.item();
-    const View q = part.heads(op_.q, plan_.heads), k = keys(), out = part.heads(op_.out, plan_.heads);
+    const View q = part.heads(op_.q, plan_.heads, 0, plan_.query), k = keys();
+    const View out = part.heads(op_.out, plan_.heads, 0, plan_.value);
     const View v = heads(first_value, plan_.both(), plan_.heads, plan_.nope + plan_.value, plan_.value);
     const Vector of_q = offsets(cu_q()), of_k = offsets(cu_k());
     rk_flash_attn_varlen_args args{sizeof args, {op_.softmax_scale, 0, /*causal=*/1, -1, -1}};

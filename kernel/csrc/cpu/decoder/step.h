@@ -94,15 +94,14 @@ class Step {
     if (head_dim == 0) return View(*args.hidden, buffer.dtype, data(c), tokens_, buffer.columns, c.count);
     return View(*args.hidden, buffer.dtype, data(c), tokens_, buffer.columns, c.count / head_dim, head_dim, head_dim);
   }
-  // The last `tail` elements of each of the heads; 0: all of them.
-  View heads(const rk_columns& c, int64_t heads, int64_t tail = 0) const {
+  // Elements [first, first + count) of each of the heads.
+  View heads(const rk_columns& c, int64_t heads, int64_t first, int64_t count) const {
     const rk_decoder_buffer& buffer = checked(c);
-    if (heads < 1 || c.count % heads != 0 || tail < 0 || tail > c.count / heads)
+    if (heads < 1 || c.count % heads != 0 || first < 0 || count < 1 || first + count > c.count / heads)
       fail(RK_INVALID, "decoder: %lld columns are not %lld heads of %lld or more", (long long)c.count, (long long)heads,
-           (long long)tail);
-    const int64_t dim = c.count / heads, skipped = tail > 0 ? dim - tail : 0;
-    char* const from = data(c) + skipped * (buffer.dtype.bits / 8);
-    return View(*args.hidden, buffer.dtype, from, tokens_, buffer.columns, heads, dim, dim - skipped);
+           (long long)(first < 0 ? count : first + count));
+    char* const from = data(c) + first * (buffer.dtype.bits / 8);
+    return View(*args.hidden, buffer.dtype, from, tokens_, buffer.columns, heads, c.count / heads, count);
   }
   View whole(int32_t buffer) const {
     if (buffer < 0 || buffer >= args.num_buffers) fail(RK_INVALID, "decoder: there is no buffer %d", buffer);
