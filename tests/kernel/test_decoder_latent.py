@@ -1,5 +1,4 @@
-"""Latent attention, a gated sum and scaled weights of a router as records of `Decoder`: the bits of
-the ops that they name."""
+"""Latent attention as records of `Decoder`: the bits of the ops that they name."""
 
 from __future__ import annotations
 
@@ -11,52 +10,16 @@ import torch
 import radix_kernels as rk
 from radix_kernels import _loader
 from radix_kernels import decoder as records
+from tests.kernel.latent_records import PAGE, pack_heads, places, split
 
 HEADS = 3
 NOPE = 48
 ROTARY = 16
 LATENT = 32
 VALUE = 80
-PAGE = 4
 SCALE = 0.17
-EPS = 1e-5
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
-
-
-def split(*sizes: int) -> list[records.Columns]:
-    """Neighbouring columns of buffer 0."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [
-        records.Columns(buffer=0, first=first, count=count)
-        for first, count in zip(starts, sizes, strict=True)
-    ]
-
-
-def places(query: list[int], kv: list[int], rng: torch.Generator) -> dict[str, Any]:
-    """Rows with so many new tokens, and tokens in all, on shuffled pages; pages that a row does not
-    have are not there."""
-    pages = torch.full((len(kv), 8), 2**30, dtype=torch.int32)
-    order = torch.randperm(8 * len(kv), generator=rng).int()
-    for row, length in enumerate(kv):
-        count = -(-length // PAGE)
-        pages[row, :count] = order[8 * row : 8 * row + count]
-    spans = [torch.arange(n - q, n) for q, n in zip(query, kv, strict=True)]
-    positions = torch.cat([torch.arange(0), *spans])
-    rows = torch.repeat_interleave(torch.arange(len(kv)), torch.tensor(query).long())
-    slots = pages[rows, positions // PAGE].long() * PAGE + positions % PAGE
-    return {
-        "positions": positions.int(),
-        "slot_mapping": slots,
-        "page_table": pages,
-        "kv_lens": torch.tensor(kv).int(),
-        "cu_seqlens_q": torch.tensor([0, *query]).cumsum(0).int(),
-    }
-
-
-def pack_heads(weights: torch.Tensor) -> rk.PackedHeads:
-    """[H, N, K]."""
-    return rk.PackedHeads(tuple(rk.pack_weight(weight.contiguous()) for weight in weights))
 
 
 class Attention:
@@ -285,7 +248,11 @@ def test_both_forms_are_attention(kind: str, expanded: int, rng: Any) -> None:
 def test_what_is_expanded_at_once_is_bounded(rng: Any) -> None:
     """Several rows together take 64 MiB, a longer row what it takes; the bits are those of rows by
     themselves."""
-    heads, nope, value, latent, rotary = 16, 240, 256, 16, 16
+    heads = 16
+    nope = 240
+    value = 256
+    latent = 16
+    rotary = 16
     token_bytes = 4 * heads * (nope + value + nope + rotary)
     most = (64 << 20) // token_bytes
     page = 64
@@ -322,161 +289,3 @@ def test_what_is_expanded_at_once_is_bounded(rng: Any) -> None:
     assert 0 <= size - token_bytes * (most + 100) <= allowed
     _, size = run(lengths[:3], rows[:6])
     assert 0 <= size - token_bytes * (most - 1) <= allowed
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("size", [1, 37, 256])
-def test_a_gated_sum(dtype: torch.dtype, size: int, rng: Any) -> None:
-    """hidden += norm(hidden) * sigmoid(gate of it), in float32, rounded once."""
-    name = str(dtype).removeprefix("torch.")
-    norm = torch.randn(size, generator=rng).to(dtype)
-    gate = rk.pack_weight(torch.randn(1, size, generator=rng).to(dtype))
-    buffers = [(size, name), (size, name), (1, name), (1, "float32"), (1, "int32")]
-    hidden, x, logits, weights, ids = (
-        records.Columns(buffer=number, first=0, count=count)
-        for number, (count, _) in enumerate(buffers)
-    )
-    program = [
-        records.NormOp(x=hidden, out=x, weight=norm, eps=EPS),
-        records.LinearOp(x=x, out=logits, weight=gate),
-        records.RouteOp(
-            logits=logits, weights=weights, ids=ids, router="sigmoid", renormalize=False
-        ),
-        records.AddOp(to=0, x=1, scale=weights),
-    ]
-    data = torch.randn(7, size, generator=rng).to(dtype)
-    normed = rk.rmsnorm(data, norm, EPS)
-    counts, _ = rk.topk_sigmoid(rk.linear(normed, gate), 1)
-    assert torch.allclose(counts, rk.linear(normed, gate).float().sigmoid(), rtol=1e-5)
-    expected = (data + normed * counts).to(dtype)
-    assert torch.equal(rk.Decoder(buffers, program)(data, **places([7], [7], rng)), expected)
-
-
-def test_weights_of_a_softmax_are_scaled(rng: Any) -> None:
-    buffers = [(5, "float32"), (3, "float32"), (3, "int32")]
-    logits, weights, ids = (
-        records.Columns(buffer=number, first=0, count=count)
-        for number, (count, _) in enumerate(buffers)
-    )
-    route = records.RouteOp(
-        logits=logits, weights=weights, ids=ids, router="softmax", renormalize=False, scaling=2.5
-    )
-    last = records.Columns(buffer=1, first=2, count=1)
-    data = torch.randn(4, 5, generator=rng)
-    expected, _ = rk.topk_softmax(data, 3, renormalize=False)
-    expected = data + data * (expected[:, 2:] * 2.5)
-    program = [route, records.AddOp(to=0, x=0, scale=last)]
-    assert torch.equal(rk.Decoder(buffers, program)(data, **places([4], [4], rng)), expected)
-
-
-def packed(rows: int, columns: int) -> rk.PackedWeight:
-    return rk.pack_weight(torch.zeros(rows, columns))
-
-
-def packed_heads(heads: int, rows: int, columns: int) -> rk.PackedHeads:
-    return pack_heads(torch.zeros(heads, rows, columns))
-
-
-def decode_record(**change: Any) -> Any:
-    q, out = split(2 * (32 + 16), 2 * 48)
-    given = {"q": q, "out": out, "softmax_scale": 1.0, "cache": torch.zeros(2, PAGE, 32)}
-    weights = {"absorb": packed_heads(2, 16, 32), "values": packed_heads(2, 48, 16)}
-    return records.LatentAttentionOp(**{**given, **weights, **change})
-
-
-def prefill_record(**change: Any) -> Any:
-    q, out = split(2 * (32 + 16), 2 * 48)
-    given = {"q": q, "out": out, "heads": 2, "softmax_scale": 1.0}
-    held = {"cache": torch.zeros(2, PAGE, 32), "expand": packed(2 * (32 + 48), 16)}
-    return records.LatentPrefillOp(**{**given, **held, **change})
-
-
-def run_record(record: Any, rng: Any, **change: Any) -> torch.Tensor:
-    table = torch.tensor([[1, *[2**30] * 7]]).int()
-    where = {**places([2], [3], rng), "page_table": table, **change}
-    expanded = where.pop("num_expanded", int(isinstance(record, records.LatentPrefillOp)))
-    decoder = rk.Decoder([(192, "float32")], [record])
-    return decoder(torch.zeros(2, 192), **where, num_expanded=expanded)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"absorb": packed_heads(5, 16, 32), "values": packed_heads(5, 48, 16)},
-            "are not 5 heads",
-        ),
-        ({"absorb": packed_heads(2, 16, 48)}, "of which 48 become 16"),
-        ({"absorb": packed_heads(2, 32, 32)}, "32 become 32, and a cache of 32"),
-        ({"values": packed_heads(2, 32, 16)}, "linear_heads: out has shape"),
-        ({"values": packed_heads(2, 48, 32)}, "linear_heads: x has shape"),
-        ({"values": packed_heads(1, 48, 16)}, "different numbers of heads"),
-        ({"cache": torch.zeros(2, PAGE, 64)}, "and a cache of 64 values"),
-        ({"cache": torch.zeros(2, 32)}, "kv_cache"),
-        ({"cache": torch.zeros(2, PAGE, 32).bfloat16()}, "has dtype bfloat16, expected float32"),
-    ],
-)
-def test_refusals_of_the_absorbed_form(change: dict[str, Any], message: str, rng: Any) -> None:
-    run_record(decode_record(), rng)
-    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
-        run_record(decode_record(**change), rng)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"heads": 0}, "are not 0 heads with a weight"),
-        ({"heads": 5}, "are not 5 heads"),
-        ({"heads": 3}, "160 of 3 heads of 32 and 32"),
-        ({"expand": packed(2 * (32 + 32), 16)}, "16 latent values become 128 of 2 heads"),
-        ({"expand": packed(2 * (32 + 48), 32)}, "32 latent values"),
-        ({"cache": torch.zeros(2, PAGE, 16)}, "a token of the cache has 16"),
-        ({"cache": torch.zeros(2, PAGE, 64)}, "a token of the cache has 64"),
-        ({"cache": torch.zeros(2, 32)}, "kv_cache"),
-        ({"cache": torch.zeros(2, PAGE, 32).bfloat16()}, "has dtype bfloat16, expected float32"),
-    ],
-)
-def test_refusals_of_a_prefill(change: dict[str, Any], message: str, rng: Any) -> None:
-    run_record(prefill_record(), rng)
-    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
-        run_record(prefill_record(**change), rng)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_expanded": -1}, "num_expanded is -1, expected 0 to 1"),
-        ({"num_expanded": 2}, "num_expanded is 2, expected 0 to 1"),
-        ({"kv_lens": torch.tensor([-1]).int()}, r"kv_lens\[0\] is -1, expected 0 to 32"),
-        ({"kv_lens": torch.tensor([33]).int()}, r"kv_lens\[0\] is 33, expected 0 to 32"),
-        ({"kv_lens": torch.tensor([3, 3]).int()}, "kv_lens has shape"),
-        ({"kv_lens": torch.tensor([3])}, "kv_lens has dtype"),
-        ({"kv_lens": torch.tensor([9]).int()}, r"page_table\[0, 1\] is 1073741824"),
-        ({"cu_seqlens_q": torch.tensor([0, 3]).int()}, "goes from 0 to 3, expected 0 to 2"),
-        ({"cu_seqlens_q": torch.tensor([1, 2]).int()}, "goes from 1 to 2"),
-        ({"cu_seqlens_q": torch.tensor([0, 2, 2]).int()}, "cu_seqlens_q has shape"),
-        ({"cu_seqlens_q": torch.tensor([2, 0]).int()}, "less than the one before"),
-    ],
-)
-def test_refusals_of_lengths(change: dict[str, Any], message: str, rng: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        run_record(prefill_record(), rng, **change)
-
-
-def test_weights_that_the_library_has_not_packed_are_refused(rng: Any) -> None:
-    plain = packed_heads(2, 16, 32)
-    object.__setattr__(plain, "native", None)
-    for record in (decode_record(absorb=plain), prefill_record(expand=torch.zeros(160, 16))):
-        with pytest.raises(NotImplementedError, match="that the CPU library has packed"):
-            run_record(record, rng)
-
-
-def test_a_scale_is_one_float32_column(rng: Any) -> None:
-    for buffers, scale in (
-        ([(8, "bfloat16")], records.Columns(buffer=0, first=0, count=1)),
-        ([(8, "float32")], records.Columns(buffer=0, first=0, count=2)),
-    ):
-        decoder = rk.Decoder(buffers, [records.AddOp(to=0, x=0, scale=scale)])
-        hidden = torch.zeros(1, 8, dtype=getattr(torch, buffers[0][1]))
-        with pytest.raises((ValueError, TypeError), match="scale of an add"):
-            decoder(hidden, **places([1], [1], rng))

@@ -141,8 +141,8 @@ class Decoder {
                           float softmax_scale) {
     Call call("decoder");
     add(RK_OP_LATENT_PREFILL, latent_prefills_,
-        {columns(places[0]), columns(places[1]), heads, keep_.desc(weight[0]),
-         keep_.tensor(call, "expand", weight[1]), keep_.tensor(call, "kv_cache", cache), softmax_scale});
+        {columns(places[0]), columns(places[1]), heads, keep_.desc(weight[0]), keep_.tensor(call, "expand", weight[1]),
+         keep_.tensor(call, "kv_cache", cache), softmax_scale});
   }
 
   int64_t workspace_size(py::handle hidden, py::handle page_table, py::handle kv_lens, py::handle cu_seqlens_q,

@@ -9,8 +9,7 @@ namespace {
 struct Sizes {
   explicit Sizes(const rk_latent_attention_op& op) : cache("decoder", "kv_cache", op.kv_cache) {
     cache.dtype(kFloats).ndim(3);
-    if (op.heads < 1 || !op.absorb || !op.absorb[0].desc || op.q.count % op.heads != 0 ||
-        op.out.count % op.heads != 0)
+    if (op.heads < 1 || !op.absorb || !op.absorb[0].desc || op.q.count % op.heads != 0 || op.out.count % op.heads != 0)
       fail(RK_INVALID, "decoder: %lld and %lld columns are not %lld heads with weights", (long long)op.q.count,
            (long long)op.out.count, (long long)op.heads);
     query = op.q.count / op.heads;
@@ -22,9 +21,7 @@ struct Sizes {
            (long long)query, (long long)nope, (long long)latent, (long long)cache.size(2));
   }
   // Bytes of latent values of all heads.
-  int64_t bytes(int64_t tokens, int64_t heads) const {
-    return aligned(tokens * heads * latent * element_size(*cache));
-  }
+  int64_t bytes(int64_t tokens, int64_t heads) const { return aligned(tokens * heads * latent * element_size(*cache)); }
 
   const Arg cache;
   int64_t query, value, nope, latent;

@@ -1,5 +1,5 @@
-// The op of latent attention un-absorbed: rk_gather_mla_kv, rk_linear, rk_concat_mla_k and rk_flash_attn_varlen of a few
-// entries at a time, so that their keys and values need a bounded memory.
+// The op of latent attention un-absorbed: rk_gather_mla_kv, rk_linear, rk_concat_mla_k and rk_flash_attn_varlen of a
+// few entries at a time, so that their keys and values need a bounded memory.
 #include <algorithm>
 
 #include "cpu/decoder/step.h"
@@ -19,7 +19,8 @@ struct Piece {
 // The sizes of an op in elements, and its pieces.
 class Plan {
  public:
-  Plan(const rk_decoder_args& args, const rk_latent_prefill_op& op) : args_(args), cache("decoder", "kv_cache", op.kv_cache) {
+  Plan(const rk_decoder_args& args, const rk_latent_prefill_op& op)
+      : args_(args), cache("decoder", "kv_cache", op.kv_cache) {
     cache.dtype(kFloats).ndim(3);
     if (op.heads < 1 || !op.expand_desc || op.q.count % op.heads != 0 || op.out.count % op.heads != 0)
       fail(RK_INVALID, "decoder: %lld and %lld columns are not %lld heads with a weight", (long long)op.q.count,
@@ -51,8 +52,8 @@ class Plan {
     }
   }
 
-  // Where a piece's parts lie in the scratch: cu_seqlens of q and of keys, tokens of the cache, what their latent values
-  // are expanded to, and the keys.
+  // Where a piece's parts lie in the scratch: cu_seqlens of q and of keys, tokens of the cache, what their latent
+  // values are expanded to, and the keys.
   int64_t tokens_at(const Piece& piece) const { return aligned(2 * (piece.entries + 1) * int64_t{sizeof(int32_t)}); }
   int64_t both_at(const Piece& piece) const { return tokens_at(piece) + aligned(piece.keys * cache.size(2) * item()); }
   int64_t keys_at(const Piece& piece) const { return both_at(piece) + aligned(piece.keys * both() * item()); }
@@ -134,7 +135,8 @@ class Run {
          rk_gather_mla_kv_args{sizeof(rk_gather_mla_kv_args), op_.kv_cache, table, cu, /*starts=*/nullptr, out});
   }
   void expand() const {
-    const View x = matrix(tokens(), plan_.cache.size(2), plan_.latent), out = matrix(both(), plan_.both(), plan_.both());
+    const View x = matrix(tokens(), plan_.cache.size(2), plan_.latent),
+               out = matrix(both(), plan_.both(), plan_.both());
     rk_linear_args args{sizeof args, op_.expand_desc};
     args.x = x;
     args.packed = op_.expand;
