@@ -41,7 +41,7 @@ class LatentAttention(Layer, Fusible):
     float32 [max_positions, rope_dim] (rotary.py)."""
 
     fusible = True
-    special_ops = (
+    special_ops: tuple[str, ...] = (
         "apply_rope_inplace",
         "concat_mla_k",
         "flash_attn_varlen",
