@@ -66,6 +66,7 @@ def test_bits_are_those_of_heads_alone(
     heads = pack(spread((5, 48, 128), torch.bfloat16, rng), kind)
     assert heads.native is not None
     assert heads.shape == (5, 48, 128)
+    assert heads.nbytes == sum(weight.nbytes for weight in heads.weights)
     out = guarded((tokens, 5, 48), out_dtype, gap=3)
     assert rk.linear_heads(x, heads, out=out.view) is out.view
     out.check()

@@ -38,6 +38,11 @@ class PackedHeads:
         outputs, inputs = self.weights[0].shape
         return len(self.weights), outputs, inputs
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return sum(weight.nbytes for weight in self.weights)
+
 
 def linear_heads(x: Array, heads: PackedHeads, *, out: Array | None = None) -> Array:
     """`out[:, h] = linear(x[:, h], heads.weights[h])`, with its bits.
