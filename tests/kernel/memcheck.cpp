@@ -292,6 +292,15 @@ void linear(rk_dtype dtype) {
         if (from_codes || !kind.zeros) products(dtype, m, Packed(dtype, n, k, kind, from_codes));
 }
 
+void heads(rk_dtype dtype) {
+  const Packed weight(dtype, 17, 23);
+  const std::vector<rk_packed_head> all(3, {weight.desc(), weight});
+  const Tensor x = numbers(dtype, {5, 3, 23});
+  Tensor out(dtype, {5, 3, 17});
+  const rk_linear_heads_args args = {sizeof args, 3, all.data(), x, out};
+  done("linear_heads", rk_linear_heads(&args, 0), {&out});
+}
+
 // An inner size of whole blocks is a product with a gate.
 void packed_experts(rk_dtype dtype, Kind kind) {
   const int64_t tokens = 5, topk = 2, hidden = 40;
@@ -512,6 +521,36 @@ void decoder(rk_dtype dtype, Kind kind, int64_t inner, int32_t activation) {
   done("decoder", rk_decoder(&args, 0), {&hidden});
 }
 
+// Latent attention of a decode row and of two chunks, the first over cached tokens: 32 of the elements of a token of
+// the cache are latent values, 16 of each query rotary ones.
+void latent_decoder(rk_dtype dtype) {
+  const int64_t heads = 3, query = 48, value = 16, latent = 32, rotary = 16, tokens = 6;
+  const Packed up(dtype, latent, query - rotary), down(dtype, value, latent);
+  const std::vector<rk_packed_head> absorb(heads, {up.desc(), up}), values(heads, {down.desc(), down});
+  const Packed expand(dtype, heads * (query - rotary + value), latent);
+  const Tensor cache = numbers(dtype, {6, 4, latent + rotary}), table = numbers(kF32, {16, rotary});
+  const int64_t widths[] = {heads * query, latent, rotary, heads * value};
+  const std::vector<rk_decoder_buffer> buffers = {{widths[0] + widths[1] + widths[2] + widths[3], dtype}};
+  const rk_columns q = {0, 0, widths[0]}, kv = {0, widths[0], latent}, rope = {0, widths[0] + latent, rotary},
+                   out = {0, widths[0] + latent + rotary, widths[3]};
+  const rk_latent_store_op store = {q, kv, rope, heads, cache, table, 0};
+  const rk_latent_attention_op decode = {q,     out, static_cast<int32_t>(heads), absorb.data(), values.data(),
+                                         cache, 0.2f};
+  const rk_latent_prefill_op prefill = {q, out, heads, expand.desc(), expand, cache, 0.2f};
+  const rk_decoder_op ops[] = {
+      {RK_OP_LATENT_STORE, &store}, {RK_OP_LATENT_ATTENTION, &decode}, {RK_OP_LATENT_PREFILL, &prefill}};
+  const Tensor positions = ints({4, 5, 6, 0, 1, 2}, {tokens}), slots = longs({4, 13, 14, 16, 17, 18});
+  const Tensor pages = ints({0, 1, 2, 3, 4, 5}, {3, 2}), kv_lens = ints({5, 7, 3}), starts = ints({0, 1, 3, 6});
+  Tensor hidden = numbers(dtype, {tokens, buffers[0].columns});
+  rk_decoder_args args{sizeof args, 1, buffers.data(), ops, 3, hidden, positions, slots, pages, kv_lens, starts, 3};
+  args.num_expanded = 2;
+  int64_t bytes = 0;
+  done("decoder_workspace_size", rk_decoder_workspace_size(&args, &bytes), {});
+  const Tensor workspace(kU8, {bytes});
+  args.workspace = workspace;
+  done("decoder", rk_decoder(&args, 0), {&hidden});
+}
+
 // Two ranks, each a thread: the waits are real.
 void collectives() {
   char path[] = "/tmp/radix_memcheck_XXXXXX";
@@ -559,9 +598,11 @@ void every_op() {
     attention(dtype, false, 80, 7);
     attention(dtype, true, 48, 16);
     linear(dtype);
+    heads(dtype);
     experts(dtype);
     mla_kv(dtype);
     latent_attention(dtype);
+    latent_decoder(dtype);
     for (const Kind kind : {Kind{}, Kind{RK_WEIGHT_W8A8, 0}, Kind{RK_WEIGHT_INT4, 32}}) {
       packed_experts(dtype, kind);
       decoder(dtype, kind, 48, RK_ACTIVATION_SILU);

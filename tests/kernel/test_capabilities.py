@@ -26,6 +26,7 @@ _NATIVE_NAMES = {
     "embedding": "embedding_packed",
     "top_k_top_p_sampling_with_logprobs": "top_k_top_p_sampling",
     "fused_experts_packed": "PackedExperts",
+    "linear_heads": "PackedHeads",
 }
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +86,7 @@ def test_keys_and_ops():
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
         "ClampedSwiGlu", "Decoder", "DenseLayer", "GpuCommunicator", "LogitEdits", "PackedExperts",
-        "PackedWeight", "PersistentDecoder", "ShmCommunicator", "capabilities",
+        "PackedHeads", "PackedWeight", "PersistentDecoder", "ShmCommunicator", "capabilities",
         "dequantize_gguf", "fp8_format",
         "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_weight",
         "rope_cos_sin_cache", "set_fallback",

@@ -1,5 +1,4 @@
-"""Latent attention, a gated sum and scaled weights of a router as records of `Decoder`: the bits of
-the ops that they name."""
+"""Latent attention as records of `Decoder`: the bits of the ops that they name."""
 
 from __future__ import annotations
 
@@ -11,174 +10,282 @@ import torch
 import radix_kernels as rk
 from radix_kernels import _loader
 from radix_kernels import decoder as records
+from tests.kernel.latent_records import PAGE, pack_heads, places, split
 
 HEADS = 3
-NOPE = 24
+NOPE = 48
 ROTARY = 16
-LATENT = 48
-PAGE = 4
-EPS = 1e-5
+LATENT = 32
+VALUE = 80
+SCALE = 0.17
 
 pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
 
-def split(*sizes: int) -> list[records.Columns]:
-    """Neighbouring columns of buffer 0."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [
-        records.Columns(buffer=0, first=first, count=count)
-        for first, count in zip(starts, sizes, strict=True)
-    ]
+class Attention:
+    """Records of latent attention over buffer 0, and what their ops leave, one after the other."""
 
-
-def places(query: list[int], kv: list[int], rng: torch.Generator) -> dict[str, Any]:
-    """Rows with so many new tokens, and tokens in all, on shuffled pages; pages that a row does not
-    have are not there."""
-    pages = torch.full((len(kv), 8), 2**30, dtype=torch.int32)
-    order = torch.randperm(8 * len(kv), generator=rng).int()
-    for row, length in enumerate(kv):
-        count = -(-length // PAGE)
-        pages[row, :count] = order[8 * row : 8 * row + count]
-    positions = torch.cat([torch.arange(n - q, n) for q, n in zip(query, kv, strict=True)])
-    rows = torch.repeat_interleave(torch.arange(len(kv)), torch.tensor(query))
-    slots = pages[rows, positions // PAGE].long() * PAGE + positions % PAGE
-    return {
-        "positions": positions.int(),
-        "slot_mapping": slots,
-        "page_table": pages,
-        "kv_lens": torch.tensor(kv).int(),
-        "cu_seqlens_q": torch.tensor([0, *query]).cumsum(0).int(),
-    }
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("is_neox", [False, True])
-@pytest.mark.parametrize("query", [[1, 1, 1], [1, 3, 2], [1]], ids=str)
-def test_latent_attention(dtype: torch.dtype, is_neox: bool, query: list[int], rng: Any) -> None:
-    kv = [20, 3, 9][: len(query)]
-    where = places(query, kv, rng)
-    widths = (HEADS * (NOPE + ROTARY), LATENT, ROTARY, HEADS * LATENT, HEADS * LATENT)
-    q, latent, rope, q_latent, out = split(*widths)
-    cache = torch.randn(8 * len(kv), PAGE, LATENT + ROTARY, generator=rng).to(dtype)
+    widths = (HEADS * (NOPE + ROTARY), LATENT, ROTARY, HEADS * VALUE)
     table = rk.rope_cos_sin_cache(ROTARY, 64, 1e4)
-    program = [
-        records.LatentStoreOp(
+
+    def __init__(self, dtype: torch.dtype, rng: torch.Generator, *, kind: str = "dense") -> None:
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=rng).to(dtype) * shape[-1] ** -0.5
+
+        self.dtype = dtype
+        self.absorb = pack_heads(random(HEADS, LATENT, NOPE))
+        self.values = pack_heads(random(HEADS, VALUE, LATENT))
+        self.weight = random(HEADS * (NOPE + VALUE), LATENT)
+        self.expand = rk.pack_weight(self.weight, kind=kind)
+
+    def decoder(self, cache: torch.Tensor, is_neox: bool = False) -> rk.Decoder:
+        q, latent, rope, out = split(*self.widths)
+        store = records.LatentStoreOp(
             q=q,
             latent=latent,
             rope=rope,
             heads=HEADS,
             cache=cache,
-            cos_sin_cache=table,
+            cos_sin_cache=self.table,
             is_neox=is_neox,
-        ),
-        records.LatentAttentionOp(
-            q_latent=q_latent, q=q, out=out, heads=HEADS, cache=cache, softmax_scale=0.17
-        ),
-    ]
-    decoder = rk.Decoder([(sum(widths), str(dtype).removeprefix("torch."))], program)
-    hidden = torch.randn(sum(query), sum(widths), generator=rng).to(dtype)
-    hidden[:, out.first :] = float("nan")
-    expected = hidden.clone()
-    other = cache.clone()
-    longest = max(query)
-    assert decoder(hidden, **where, max_seqlen_q=longest) is hidden
+        )
+        decode = records.LatentAttentionOp(
+            q=q,
+            out=out,
+            cache=cache,
+            softmax_scale=SCALE,
+            absorb=self.absorb,
+            values=self.values,
+        )
+        prefill = records.LatentPrefillOp(
+            q=q, out=out, heads=HEADS, cache=cache, softmax_scale=SCALE, expand=self.expand
+        )
+        buffers = [(sum(self.widths), str(self.dtype).removeprefix("torch."))]
+        return rk.Decoder(buffers, [store, decode, prefill])
 
-    parts = list(expected.split(widths, -1))
-    heads = parts[0].view(len(hidden), HEADS, -1)[..., NOPE:]
-    rk.apply_rope_inplace(
-        where["positions"], heads, parts[2][:, None], ROTARY, table, is_neox=is_neox
-    )
-    rk.store_mla_kv(parts[1], parts[2], other, where["slot_mapping"])
-    rk.mla_decode(
-        parts[3].unflatten(-1, (HEADS, -1)),
-        heads,
-        other,
-        where["page_table"],
-        where["kv_lens"],
-        where["cu_seqlens_q"],
-        softmax_scale=0.17,
-        max_seqlen_q=longest,
-        out=parts[4].unflatten(-1, (HEADS, -1)),
-    )
-    assert expected.isfinite().all()
-    assert torch.equal(hidden, expected)
-    assert torch.equal(cache, other)
+    def run_ops(
+        self,
+        hidden: torch.Tensor,
+        cache: torch.Tensor,
+        where: dict[str, Any],
+        expanded: int,
+        is_neox: bool = False,
+    ) -> None:
+        q, latent, rope, out = hidden.split(self.widths, -1)
+        q = q.unflatten(-1, (HEADS, -1))
+        out = out.unflatten(-1, (HEADS, -1))
+        rk.apply_rope_inplace(
+            where["positions"],
+            q[..., NOPE:],
+            rope[:, None],
+            ROTARY,
+            self.table,
+            is_neox=is_neox,
+        )
+        rk.store_mla_kv(latent, rope, cache, where["slot_mapping"])
+        count = len(where["kv_lens"]) - expanded
+        self._decode(q, out, cache, where, count)
+        for entry in range(count, len(where["kv_lens"])):
+            self._prefill(q, out, cache, where, entry)
+
+    def _decode(self, q: Any, out: Any, cache: Any, where: dict[str, Any], count: int) -> None:
+        tokens = int(where["cu_seqlens_q"][count])
+        q = q[:tokens]
+        seen = rk.mla_decode(
+            rk.linear_heads(q[..., :NOPE], self.absorb),
+            q[..., NOPE:],
+            cache,
+            where["page_table"][:count],
+            where["kv_lens"][:count],
+            where["cu_seqlens_q"][: count + 1],
+            softmax_scale=SCALE,
+        )
+        rk.linear_heads(seen, self.values, out=out[:tokens])
+
+    def _prefill(self, q: Any, out: Any, cache: Any, where: dict[str, Any], entry: int) -> None:
+        """Each entry by itself."""
+        begin, end = where["cu_seqlens_q"][entry : entry + 2].tolist()
+        length = int(where["kv_lens"][entry])
+        cu_k = torch.tensor([0, length]).int()
+        cached = rk.gather_mla_kv(
+            cache,
+            where["page_table"][entry : entry + 1],
+            cu_k,
+            torch.empty(length, LATENT + ROTARY, dtype=self.dtype),
+        )
+        both = rk.linear(cached[:, :LATENT], self.expand).unflatten(-1, (HEADS, -1))
+        keys = torch.empty(length, HEADS, NOPE + ROTARY, dtype=self.dtype)
+        rk.concat_mla_k(keys, both[..., :NOPE], cached[:, None, LATENT:])
+        rk.flash_attn_varlen(
+            q[begin:end],
+            keys,
+            both[..., NOPE:],
+            torch.tensor([0, end - begin]).int(),
+            cu_k,
+            softmax_scale=SCALE,
+            causal=True,
+            out=out[begin:end],
+        )
+
+
+# New tokens and tokens in all of each row, and how many rows, the last ones, are un-absorbed.
+STEPS = [
+    ([1, 1, 1], [20, 3, 9], 0),
+    ([1, 3, 2], [20, 3, 9], 0),
+    ([1], [20], 0),
+    ([7], [7], 1),
+    ([1], [1], 1),
+    ([5, 1, 9, 4], [5, 17, 30, 4], 4),
+    ([1, 1, 11, 0, 3], [32, 1, 11, 8, 29], 3),
+    ([2, 1, 0, 1, 13], [9, 30, 0, 1, 31], 2),
+    ([1, 0], [6, 0], 1),
+    ([], [], 0),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("size", [1, 37, 256])
-def test_a_gated_sum(dtype: torch.dtype, size: int, rng: Any) -> None:
-    """hidden += norm(hidden) * sigmoid(gate of it), in float32, rounded once."""
-    name = str(dtype).removeprefix("torch.")
-    norm = torch.randn(size, generator=rng).to(dtype)
-    gate = rk.pack_weight(torch.randn(1, size, generator=rng).to(dtype))
-    buffers = [(size, name), (size, name), (1, name), (1, "float32"), (1, "int32")]
-    hidden, x, logits, weights, ids = (
-        records.Columns(buffer=number, first=0, count=count)
-        for number, (count, _) in enumerate(buffers)
+@pytest.mark.parametrize("is_neox", [False, True])
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_latent_attention(dtype: torch.dtype, is_neox: bool, step: Any, rng: Any) -> None:
+    """Absorbed and un-absorbed rows of a step: the bits of the ops, whatever memory held before and
+    what lies on pages and in slots that no row has."""
+    query, kv, expanded = step
+    where = places(query, kv, rng)
+    model = Attention(dtype, rng)
+    cache = full_cache(where, LATENT + ROTARY, dtype, rng)
+    other = cache.clone()
+    hidden = torch.randn(sum(query), sum(model.widths), generator=rng).to(dtype)
+    hidden[:, -HEADS * VALUE :] = float("nan")
+    expected = hidden.clone()
+    decoder = model.decoder(cache, is_neox)
+    decoder._workspace = torch.full((1 << 20,), 255, dtype=torch.uint8)  # NaN in every dtype
+    longest = max(query, default=0)
+    found = decoder(hidden, **where, max_seqlen_q=longest, num_expanded=expanded)
+    assert found is hidden
+    assert len(decoder._workspace) == 1 << 20
+
+    model.run_ops(expected, other, where, expanded, is_neox)
+    assert expected.isfinite().all()
+    assert torch.equal(hidden, expected)
+    assert torch.equal(cache.nan_to_num(), other.nan_to_num())
+
+
+def full_cache(
+    where: dict[str, Any], width: int, dtype: torch.dtype, rng: torch.Generator
+) -> torch.Tensor:
+    """Random in the slots that rows have, NaN elsewhere."""
+    pages = 8 * max(1, len(where["kv_lens"]))
+    cache = torch.full((pages, PAGE, width), float("nan"), dtype=dtype)
+    for row, length in enumerate(where["kv_lens"].tolist()):
+        at = torch.arange(length)
+        slots = (where["page_table"][row, at // PAGE].long(), at % PAGE)
+        cache[slots] = torch.randn(length, width, generator=rng).to(dtype)
+    return cache
+
+
+@pytest.mark.parametrize("heads", [1, 64, 129])
+def test_many_heads(heads: int, rng: Any) -> None:
+    """More than a call of another op has tensors. The first and the last head are heads alone."""
+    where = places([1, 1], [5, 9], rng)
+    cache = full_cache(where, 32, torch.float32, rng)
+    absorb = torch.randn(heads, 16, 32, generator=rng)
+    values = torch.randn(heads, 16, 16, generator=rng)
+    data = torch.randn(2, heads * 64, generator=rng)
+
+    def run(chosen: slice) -> torch.Tensor:
+        number = len(absorb[chosen])
+        q, out = split(number * 48, number * 16)
+        record = records.LatentAttentionOp(
+            q=q,
+            out=out,
+            cache=cache,
+            softmax_scale=SCALE,
+            absorb=pack_heads(absorb[chosen]),
+            values=pack_heads(values[chosen]),
+        )
+        own = data[:, : heads * 48].unflatten(-1, (heads, -1))[:, chosen].flatten(1)
+        hidden = torch.cat((own, torch.full((2, out.count), float("nan"))), -1)
+        rk.Decoder([(number * 64, "float32")], [record])(hidden, **where)
+        return hidden[:, out.first :]
+
+    found = run(slice(None))
+    assert found.isfinite().all()
+    assert torch.equal(found[:, :16], run(slice(0, 1)))
+    assert torch.equal(found[:, -16:], run(slice(heads - 1, None)))
+
+
+@pytest.mark.parametrize("kind", ["dense", "int8"])
+@pytest.mark.parametrize("expanded", [0, 1, 3])
+def test_both_forms_are_attention(kind: str, expanded: int, rng: Any) -> None:
+    """Beside float64 of the definition: heads' keys and values are products of the latent values,
+    here with one weight for both forms."""
+    query, kv = [1, 6, 3], [13, 6, 21]
+    where = places(query, kv, rng)
+    model = Attention(torch.float32, rng, kind=kind)
+    weight = rk.linear(torch.eye(LATENT), model.expand).t().unflatten(0, (HEADS, -1))
+    model.absorb = pack_heads(weight[:, :NOPE].transpose(1, 2))
+    model.values = pack_heads(weight[:, NOPE:])
+    cache = full_cache(where, LATENT + ROTARY, torch.float32, rng)
+    hidden = torch.randn(sum(query), sum(model.widths), generator=rng)
+    model.decoder(cache)(hidden, **where, num_expanded=expanded)
+
+    q, _, _, out = hidden.double().split(model.widths, -1)
+    for row, (count, length) in enumerate(zip(query, kv, strict=True)):
+        at = torch.arange(length)
+        seen = cache[where["page_table"][row, at // PAGE].long(), at % PAGE].double()
+        begin = int(where["cu_seqlens_q"][row])
+        hidden_keys = torch.ones(count, length).triu(length - count + 1).bool()
+        for h in range(HEADS):
+            own = q[begin : begin + count].unflatten(-1, (HEADS, -1))[:, h]
+            both = seen[:, :LATENT] @ weight[h].double().t()
+            keys = torch.cat((both[:, :NOPE], seen[:, LATENT:]), -1)
+            scores = (own @ keys.t() * SCALE).masked_fill(hidden_keys, -torch.inf)
+            exact = scores.softmax(-1) @ both[:, NOPE:]
+            found = out[begin : begin + count].unflatten(-1, (HEADS, -1))[:, h]
+            assert (found - exact).norm() / exact.norm() < 2e-6, (row, h)
+
+
+def test_what_is_expanded_at_once_is_bounded(rng: Any) -> None:
+    """Several rows together take 64 MiB, a longer row what it takes; the bits are those of rows by
+    themselves."""
+    heads = 16
+    nope = 240
+    value = 256
+    latent = 16
+    rotary = 16
+    token_bytes = 4 * heads * (nope + value + nope + rotary)
+    most = (64 << 20) // token_bytes
+    page = 64
+    q, out = split(heads * (nope + rotary), heads * value)
+    weight = torch.randn(heads * (nope + value), latent, generator=rng)
+    cache = torch.randn(3 * most // page + 3, page, latent + rotary, generator=rng)
+    record = records.LatentPrefillOp(
+        q=q, out=out, heads=heads, cache=cache, softmax_scale=0.1, expand=rk.pack_weight(weight)
     )
-    program = [
-        records.NormOp(x=hidden, out=x, weight=norm, eps=EPS),
-        records.LinearOp(x=x, out=logits, weight=gate),
-        records.RouteOp(
-            logits=logits, weights=weights, ids=ids, router="sigmoid", renormalize=False
-        ),
-        records.AddOp(to=0, x=1, scale=weights),
-    ]
-    data = torch.randn(7, size, generator=rng).to(dtype)
-    normed = rk.rmsnorm(data, norm, EPS)
-    counts, _ = rk.topk_sigmoid(rk.linear(normed, gate), 1)
-    assert torch.allclose(counts, rk.linear(normed, gate).float().sigmoid(), rtol=1e-5)
-    expected = (data + normed * counts).to(dtype)
-    assert torch.equal(rk.Decoder(buffers, program)(data, **places([7], [7], rng)), expected)
 
+    def run(lengths: list[int], rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        decoder = rk.Decoder([(q.count + out.count, "float32")], [record])
+        hidden = torch.cat((rows, torch.full((len(rows), out.count), float("nan"))), -1)
+        table = torch.arange(len(cache)).int().repeat(len(lengths), 1)
+        decoder(
+            hidden,
+            torch.zeros(len(rows)).int(),
+            torch.full((len(rows),), -1),
+            table,
+            torch.tensor(lengths).int(),
+            torch.arange(0, len(rows) + 1, 2).int(),
+            num_expanded=len(lengths),
+        )
+        assert hidden.isfinite().all()
+        return hidden[:, out.first :], len(decoder._workspace)
 
-def test_weights_of_a_softmax_are_scaled(rng: Any) -> None:
-    buffers = [(5, "float32"), (3, "float32"), (3, "int32")]
-    logits, weights, ids = (
-        records.Columns(buffer=number, first=0, count=count)
-        for number, (count, _) in enumerate(buffers)
-    )
-    route = records.RouteOp(
-        logits=logits, weights=weights, ids=ids, router="softmax", renormalize=False, scaling=2.5
-    )
-    last = records.Columns(buffer=1, first=2, count=1)
-    data = torch.randn(4, 5, generator=rng)
-    expected, _ = rk.topk_softmax(data, 3, renormalize=False)
-    expected = data + data * (expected[:, 2:] * 2.5)
-    program = [route, records.AddOp(to=0, x=0, scale=last)]
-    assert torch.equal(rk.Decoder(buffers, program)(data, **places([4], [4], rng)), expected)
-
-
-def record(**change: Any) -> Any:
-    q, q_latent, out = split(2 * (4 + 16), 2 * 16, 2 * 16)
-    given = {"q_latent": q_latent, "q": q, "out": out, "heads": 2, "softmax_scale": 1.0}
-    return records.LatentAttentionOp(**{**given, "cache": torch.zeros(2, PAGE, 32), **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"heads": 0}, "are not 0 heads"),
-        ({"heads": 5}, "are not 5 heads"),
-        ({"cache": torch.zeros(2, PAGE, 16)}, "of a cache of 16 values"),
-        ({"cache": torch.zeros(2, PAGE, 64)}, "are not 2 heads of 48 or more"),
-        ({"cache": torch.zeros(2, 32)}, "kv_cache"),
-        ({"cache": torch.zeros(2, PAGE, 32, dtype=torch.bfloat16)}, "kv_cache"),
-    ],
-)
-def test_refusals(change: dict[str, Any], message: str, rng: Any) -> None:
-    decoder = rk.Decoder([(104, "float32")], [record(**change)])
-    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
-        decoder(torch.zeros(1, 104), **places([1], [1], rng))
-
-
-def test_a_scale_is_one_float32_column(rng: Any) -> None:
-    for buffers, scale in (
-        ([(8, "bfloat16")], records.Columns(buffer=0, first=0, count=1)),
-        ([(8, "float32")], records.Columns(buffer=0, first=0, count=2)),
-    ):
-        decoder = rk.Decoder(buffers, [records.AddOp(to=0, x=0, scale=scale)])
-        hidden = torch.zeros(1, 8, dtype=getattr(torch, buffers[0][1]))
-        with pytest.raises((ValueError, TypeError), match="scale of an add"):
-            decoder(hidden, **places([1], [1], rng))
+    lengths = [most // 2, most // 2 - 1, most // 3, most + 100, 5, 7]
+    rows = torch.randn(2 * len(lengths), q.count, generator=rng)
+    found, size = run(lengths, rows)
+    for i, length in enumerate(lengths):
+        alone, _ = run([length], rows[2 * i : 2 * i + 2])
+        assert torch.equal(found[2 * i : 2 * i + 2], alone), length
+    allowed = (latent + rotary) * 4 * (most + 100) + 8192
+    assert 0 <= size - token_bytes * (most + 100) <= allowed
+    _, size = run(lengths[:3], rows[:6])
+    assert 0 <= size - token_bytes * (most - 1) <= allowed

@@ -20,8 +20,34 @@ void check_hidden(const rk_decoder_args& a) {
   hidden.dtype({dtype_of(a.buffers[0].dtype)}).shape({-1, a.buffers[0].columns}, "columns of the first buffer");
 }
 
+void check_lengths(const rk_decoder_args& a) {
+  const int64_t rows = a.page_table->shape[0];
+  const Arg hidden(kOp, "hidden", a.hidden), lens(kOp, "kv_lens", a.kv_lens), cu(kOp, "cu_seqlens_q", a.cu_seqlens_q);
+  lens.same_device(hidden).dtype({DType::i32}).shape({rows}, "rows of page_table").contiguous();
+  cu.same_device(hidden).dtype({DType::i32}).shape({rows + 1}, "rows of page_table, plus 1").contiguous();
+}
+
+// Latent attention asks for memory by the lengths of these entries.
+void check_expanded(const rk_decoder_args& a) {
+  const int64_t rows = a.page_table->shape[0];
+  if (a.num_expanded < 0 || a.num_expanded > rows)
+    fail(RK_INVALID, "%s: num_expanded is %lld, expected 0 to %lld (rows of page_table)", kOp,
+         (long long)a.num_expanded, (long long)rows);
+  if (a.num_expanded == 0) return;
+  check_lengths(a);
+  const int32_t* const begins = data_ptr<int32_t>(*a.cu_seqlens_q);
+  for (int64_t b = 0; b < rows; b++)
+    if (begins[b + 1] < begins[b])
+      fail(RK_INVALID, "%s: cu_seqlens_q[%lld] is %d, less than the one before (%d)", kOp, (long long)b + 1,
+           begins[b + 1], begins[b]);
+  if (begins[0] != 0 || begins[rows] != a.hidden->shape[0])
+    fail(RK_INVALID, "%s: cu_seqlens_q goes from %d to %d, expected 0 to %lld (tokens of hidden)", kOp, begins[0],
+         begins[rows], (long long)a.hidden->shape[0]);
+}
+
 DecoderPlan plan_of(const rk_decoder_args& a) {
   check_hidden(a);
+  check_expanded(a);
   DecoderPlan plan;
   plan.tokens = a.hidden->shape[0];
   plan.offsets.assign(1, 0);
@@ -44,6 +70,7 @@ rk_status rk_decoder(const rk_decoder_args* args, rk_stream) {
   return guard([&] {
     const auto a = read_args(kOp, args);
     const DecoderPlan plan = plan_of(a);
+    check_lengths(a);
     const Arg workspace(kOp, "workspace", a.workspace);
     workspace.backend_device().dtype({DType::u8}).ndim(1).contiguous().writable();
     if (workspace.size(0) < plan.bytes + kAlign)

@@ -5,6 +5,7 @@
 
 #include "bindings/held.h"
 #include "bindings/packed_experts.h"
+#include "bindings/packed_heads.h"
 
 namespace radix::bind {
 namespace {
@@ -122,27 +123,45 @@ class Decoder {
          keep_.tensor(call, "cos_sin_cache", tensors[1]), is_neox});
   }
 
-  // places: of q_latent, q, out.
-  void add_latent_attention(const py::tuple& places, int64_t heads, py::handle cache, float softmax_scale) {
+  // places: of q, out; weights: two PackedHeads, which are kept, absorb and values.
+  void add_latent_attention(const py::tuple& places, const py::tuple& weights, py::handle cache, float softmax_scale) {
     Call call("decoder");
+    const auto& absorb = weights[0].cast<const PackedHeads&>().heads();
+    const auto& values = weights[1].cast<const PackedHeads&>().heads();
+    if (absorb.size() != values.size())
+      raise(RK_INVALID, "decoder: absorb and values are weights of different numbers of heads");
+    kept_.push_back(weights);
     add(RK_OP_LATENT_ATTENTION, latent_attentions_,
-        {columns(places[0]), columns(places[1]), columns(places[2]), heads, keep_.tensor(call, "kv_cache", cache),
-         softmax_scale});
+        {columns(places[0]), columns(places[1]), static_cast<int32_t>(absorb.size()), absorb.data(), values.data(),
+         keep_.tensor(call, "kv_cache", cache), softmax_scale});
   }
 
-  int64_t workspace_size(py::handle hidden, py::handle page_table, int64_t max_seqlen_q) const {
+  // places: of q, out; weight: (PackedDesc, data).
+  void add_latent_prefill(const py::tuple& places, int64_t heads, const py::tuple& weight, py::handle cache,
+                          float softmax_scale) {
+    Call call("decoder");
+    add(RK_OP_LATENT_PREFILL, latent_prefills_,
+        {columns(places[0]), columns(places[1]), heads, keep_.desc(weight[0]), keep_.tensor(call, "expand", weight[1]),
+         keep_.tensor(call, "kv_cache", cache), softmax_scale});
+  }
+
+  int64_t workspace_size(py::handle hidden, py::handle page_table, py::handle kv_lens, py::handle cu_seqlens_q,
+                         int64_t max_seqlen_q, int64_t num_expanded) const {
     Call call("decoder");
     rk_decoder_args args = args_;
     args.hidden = call.in("hidden", hidden);
     args.page_table = call.in("page_table", page_table);
+    args.kv_lens = call.in("kv_lens", kv_lens);
+    args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
     args.max_seqlen_q = max_seqlen_q;
+    args.num_expanded = num_expanded;
     int64_t bytes = 0;
     if (const rk_status status = rk_decoder_workspace_size(&args, &bytes)) raise(status, rk_last_error());
     return bytes;
   }
 
   void run(py::handle hidden, py::handle positions, py::handle slot_mapping, py::handle page_table, py::handle kv_lens,
-           py::handle cu_seqlens_q, int64_t max_seqlen_q, py::handle workspace) const {
+           py::handle cu_seqlens_q, int64_t max_seqlen_q, int64_t num_expanded, py::handle workspace) const {
     Call call("decoder");
     rk_decoder_args args = args_;
     args.hidden = call.out("hidden", hidden);
@@ -152,6 +171,7 @@ class Decoder {
     args.kv_lens = call.in("kv_lens", kv_lens);
     args.cu_seqlens_q = call.in("cu_seqlens_q", cu_seqlens_q);
     args.max_seqlen_q = max_seqlen_q;
+    args.num_expanded = num_expanded;
     args.workspace = call.out("workspace", workspace);
     call.run(rk_decoder, args);
   }
@@ -184,6 +204,7 @@ class Decoder {
   std::deque<rk_experts_op> experts_;
   std::deque<rk_latent_store_op> latent_stores_;
   std::deque<rk_latent_attention_op> latent_attentions_;
+  std::deque<rk_latent_prefill_op> latent_prefills_;
   Keeper keep_;
   std::vector<py::object> kept_;
 };
@@ -204,6 +225,7 @@ void bind_decoder(py::module_& m) {
       .def("add_experts", &Decoder::add_experts)
       .def("add_latent_store", &Decoder::add_latent_store)
       .def("add_latent_attention", &Decoder::add_latent_attention)
+      .def("add_latent_prefill", &Decoder::add_latent_prefill)
       .def("workspace_size", &Decoder::workspace_size)
       .def("run", &Decoder::run);
 }

@@ -5,6 +5,7 @@
 #include "radix_kernels/activation.h"
 #include "radix_kernels/linear.h"
 #include "radix_kernels/packed_experts.h"
+#include "radix_kernels/packed_heads.h"
 #include "radix_kernels/types.h"
 
 /* A buffer holds `columns` elements of each token of the call. Buffer 0 is the call's `hidden`; the others lie in its
@@ -34,7 +35,8 @@ typedef enum rk_decoder_op_kind {
   RK_OP_EXPERTS = 7,
   RK_OP_LATENT_STORE = 8,
   RK_OP_LATENT_ATTENTION = 9,
-  RK_OP_SCALE = 10
+  RK_OP_SCALE = 10,
+  RK_OP_LATENT_PREFILL = 11
 } rk_decoder_op_kind;
 
 /* rk_rmsnorm. */
@@ -150,15 +152,32 @@ typedef struct rk_latent_store_op {
   int32_t is_neox;
 } rk_latent_store_op;
 
-/* rk_mla_decode, causal, with any_split. q_latent, out: heads of L elements; q as above. */
+/* Latent attention of the entries before the last num_expanded, absorbed. q: heads of N elements and R rotary ones,
+ * out: heads of V. rk_linear_heads of the N by absorb [L, N]; rk_mla_decode of them and the rotary ones, causal, with
+ * any_split; rk_linear_heads by values [V, L]. */
 typedef struct rk_latent_attention_op {
-  rk_columns q_latent;
   rk_columns q;
   rk_columns out;
-  int64_t heads;
+  int32_t heads;
+  const rk_packed_head* absorb;
+  const rk_packed_head* values;
   const rk_tensor* kv_cache;
   float softmax_scale;
 } rk_latent_attention_op;
+
+/* Latent attention of the last num_expanded entries, un-absorbed; q and out as above. rk_gather_mla_kv of all tokens of
+ * an entry; rk_linear of their latent values by expand [heads * (N + V), L], which gives keys, then values of each
+ * head; rk_concat_mla_k with the rotary ones; rk_flash_attn_varlen, causal. Entries whose keys and values take 64 MiB
+ * together, or one that takes more, are expanded at a time. */
+typedef struct rk_latent_prefill_op {
+  rk_columns q;
+  rk_columns out;
+  int64_t heads;
+  const rk_packed_desc* expand_desc;
+  const rk_tensor* expand;
+  const rk_tensor* kv_cache;
+  float softmax_scale;
+} rk_latent_prefill_op;
 
 /* record: the struct of `kind`. */
 typedef struct rk_decoder_op {
@@ -169,8 +188,9 @@ typedef struct rk_decoder_op {
 /* Runs the ops one after the other over the tokens of a step. hidden [T, H], contiguous: the embeddings, and in their
  * place what the ops leave in buffer 0. buffers [num_buffers]: the first describes hidden. positions, slot_mapping,
  * page_table, kv_lens, cu_seqlens_q and max_seqlen_q as in the entries. workspace: uint8, contiguous, at least
- * rk_decoder_workspace_size() of the same args (which needs no workspace). RK_UNSUPPORTED on a GPU. An error may come
- * after some ops have run and stored keys and values. */
+ * rk_decoder_workspace_size() of the same args, which reads hidden's and page_table's shapes and max_seqlen_q, and
+ * with num_expanded kv_lens and cu_seqlens_q. num_expanded: entries, the last ones, whose latent attention is
+ * un-absorbed. RK_UNSUPPORTED on a GPU. An error may come after some ops have run and stored keys and values. */
 typedef struct rk_decoder_args {
   uint32_t struct_size;
   int32_t num_buffers;
@@ -185,6 +205,7 @@ typedef struct rk_decoder_args {
   const rk_tensor* cu_seqlens_q;
   int64_t max_seqlen_q;
   const rk_tensor* workspace;
+  int64_t num_expanded;
 } rk_decoder_args;
 RK_API rk_status rk_decoder(const rk_decoder_args* args, rk_stream stream);
 RK_API rk_status rk_decoder_workspace_size(const rk_decoder_args* args, int64_t* bytes);

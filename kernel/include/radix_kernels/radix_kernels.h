@@ -20,6 +20,7 @@
 #include "radix_kernels/moe.h"
 #include "radix_kernels/norm.h"
 #include "radix_kernels/packed_experts.h"
+#include "radix_kernels/packed_heads.h"
 #include "radix_kernels/persistent_decoder.h"
 #include "radix_kernels/quantize.h"
 #include "radix_kernels/rope.h"

@@ -52,6 +52,8 @@ from .norm import rmsnorm as rmsnorm
 from .packed_experts import PackedExperts as PackedExperts
 from .packed_experts import fused_experts_packed as fused_experts_packed
 from .packed_experts import pack_experts as pack_experts
+from .packed_heads import PackedHeads as PackedHeads
+from .packed_heads import linear_heads as linear_heads
 from .packed_weight import PackedWeight as PackedWeight
 from .packed_weight import pack_weight as pack_weight
 from .persistent_decoder import DenseLayer as DenseLayer

@@ -160,7 +160,33 @@ class Decoder:
         biases: tuple[Any, Any],
         gating: tuple[int, float, float],
     ) -> None: ...
-    def workspace_size(self, hidden: Any, page_table: Any, max_seqlen_q: int) -> int: ...
+    def add_latent_store(
+        self, places: tuple[Any, ...], heads: int, tensors: tuple[Any, Any], is_neox: bool
+    ) -> None: ...
+    def add_latent_attention(
+        self,
+        places: tuple[Any, Any],
+        weights: tuple[PackedHeads, PackedHeads],
+        cache: Any,
+        softmax_scale: float,
+    ) -> None: ...
+    def add_latent_prefill(
+        self,
+        places: tuple[Any, Any],
+        heads: int,
+        weight: tuple[PackedDesc, Any],
+        cache: Any,
+        softmax_scale: float,
+    ) -> None: ...
+    def workspace_size(
+        self,
+        hidden: Any,
+        page_table: Any,
+        kv_lens: Any,
+        cu_seqlens_q: Any,
+        max_seqlen_q: int,
+        num_expanded: int,
+    ) -> int: ...
     def run(
         self,
         hidden: Any,
@@ -170,8 +196,14 @@ class Decoder:
         kv_lens: Any,
         cu_seqlens_q: Any,
         max_seqlen_q: int,
+        num_expanded: int,
         workspace: Any,
     ) -> None: ...
+
+class PackedHeads:
+    def __init__(self) -> None: ...
+    def add(self, desc: PackedDesc, data: Any) -> None: ...
+    def run(self, x: Any, out: Any) -> None: ...
 
 class PackedExperts:
     def __init__(self) -> None: ...

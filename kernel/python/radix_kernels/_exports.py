@@ -14,6 +14,7 @@ _OTHERS = {
     "DenseLayer": "persistent_decoder",
     "LogitEdits": "logit_edits",
     "PackedExperts": "packed_experts",
+    "PackedHeads": "packed_heads",
     "PackedWeight": "packed_weight",
     "PersistentDecoder": "persistent_decoder",
     "capabilities": "capabilities",

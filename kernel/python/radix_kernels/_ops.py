@@ -162,6 +162,11 @@ OPS = (
         doc="linear.md", test="test_linear_argmax.py", bench="linear",
     ),
     OpSpec(
+        name="linear_heads", module="packed_heads", dtypes=FLOATS,
+        kernels=(Kernel(name="PackedHeads", family="packed_heads", libraries=(_CPU,)),),
+        doc="linear.md", test="test_packed_heads.py",
+    ),
+    OpSpec(
         name="linear_silu_and_mul", module="gemm", dtypes=FLOATS,
         kernels=(_LINEAR_CODES, _LINEAR_DENSE, _LINEAR_PACKED),
         doc="gemm.md", test="test_gemm.py", bench="gemm",

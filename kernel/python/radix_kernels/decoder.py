@@ -14,6 +14,7 @@ from . import _arrays, _checks, _loader
 from ._arrays import Array
 from .gating import Activation, read_gating
 from .packed_experts import PackedExperts
+from .packed_heads import PackedHeads
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -75,10 +76,8 @@ class LinearOp:
 
     def add_to(self, native: Any) -> None:
         """Appends the record."""
-        if not isinstance(self.weight, PackedWeight) or self.weight.layout == REFERENCE_LAYOUT:
-            raise NotImplementedError("Decoder needs weights that the CPU library has packed")
         residual = _NONE if self.residual is None else self.residual.place
-        weight = (self.weight.descriptor, self.weight.data, self.bias)
+        weight = (*_native_weight(self.weight), self.bias)
         native.add_linear(self.x.place, self.out.place, residual, weight, _GATES[self.gate])
 
 
@@ -254,21 +253,50 @@ class LatentStoreOp:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionOp:
-    """out = causal `mla_decode` of the heads in q_latent and the last columns of each head of q, as
-    many as the cache has rotary values."""
+    """Absorbed attention of the entries before the last `num_expanded` of a call. q: heads of N + R
+    columns, R as many as the cache has rotary values; out: heads of V. out = `linear_heads` by
+    `values` of causal `mla_decode` of `linear_heads` by `absorb` of the N, and of the R. absorb,
+    values: weights [L, N] and [V, L] of each head."""
 
-    q_latent: Columns
+    q: Columns
+    out: Columns
+    cache: Array
+    softmax_scale: float
+    absorb: PackedHeads
+    values: PackedHeads
+
+    def add_to(self, native: Any) -> None:
+        """Appends the record."""
+        if self.absorb.native is None or self.values.native is None:
+            raise NotImplementedError("Decoder needs weights that the CPU library has packed")
+        native.add_latent_attention(
+            (self.q.place, self.out.place),
+            (self.absorb.native, self.values.native),
+            self.cache,
+            self.softmax_scale,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentPrefillOp:
+    """Un-absorbed attention of the last `num_expanded` entries of a call; q and out as in
+    `LatentAttentionOp`. `gather_mla_kv` of their tokens, `linear` of the latent values by `expand`
+    [heads * (N + V), L], keys before values in each head, `concat_mla_k` with the rotary values,
+    and causal `flash_attn_varlen`. What is expanded at once takes 64 MiB, or is one entry's."""
+
     q: Columns
     out: Columns
     heads: int
     cache: Array
     softmax_scale: float
+    expand: PackedWeight
 
     def add_to(self, native: Any) -> None:
         """Appends the record."""
-        native.add_latent_attention(
-            (self.q_latent.place, self.q.place, self.out.place),
+        native.add_latent_prefill(
+            (self.q.place, self.out.place),
             self.heads,
+            _native_weight(self.expand),
             self.cache,
             self.softmax_scale,
         )
@@ -286,6 +314,7 @@ DecoderOp = (
     | ExpertsOp
     | LatentStoreOp
     | LatentAttentionOp
+    | LatentPrefillOp
 )
 
 
@@ -318,16 +347,20 @@ class Decoder:
         cu_seqlens_q: Array,
         *,
         max_seqlen_q: int | None = None,
+        num_expanded: int = 0,
     ) -> Array:
         """hidden [T, H], the first buffer, becomes what the ops make of it and is returned; stores
         the tokens' keys and values.
 
-        The rest as in `fused_qk_norm_rope_store`, `flash_attn_with_kvcache` and `mla_decode`.
+        num_expanded: how many entries, the last ones, `LatentPrefillOp` takes. The rest as in
+        `fused_qk_norm_rope_store`, `flash_attn_with_kvcache` and `mla_decode`.
         Errors: those of the ops; after one some of them may have stored keys and values.
         """
         longest = 0 if max_seqlen_q is None else max_seqlen_q
         _checks.require("Decoder", longest >= 0, f"max_seqlen_q is {longest}, expected 0 or more")
-        size = self._native.workspace_size(hidden, page_table, longest)
+        size = self._native.workspace_size(
+            hidden, page_table, kv_lens, cu_seqlens_q, longest, num_expanded
+        )
         if self._workspace is None or self._workspace.shape[0] < size:
             self._workspace = _arrays.empty(hidden, (size,), "uint8")
         self._native.run(
@@ -338,6 +371,7 @@ class Decoder:
             kv_lens,
             cu_seqlens_q,
             longest,
+            num_expanded,
             self._workspace,
         )
         return hidden
@@ -345,3 +379,9 @@ class Decoder:
 
 def _parts(cache: LayerCache) -> tuple[Array, Array, Array | None, Array | None]:
     return cache.k, cache.v, cache.k_scale, cache.v_scale
+
+
+def _native_weight(weight: PackedWeight) -> tuple[Any, Array]:
+    if not isinstance(weight, PackedWeight) or weight.layout == REFERENCE_LAYOUT:
+        raise NotImplementedError("Decoder needs weights that the CPU library has packed")
+    return weight.descriptor, weight.data

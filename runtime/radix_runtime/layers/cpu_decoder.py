@@ -10,7 +10,6 @@ from ..batch import ForwardBatch
 from ..memory.kv_pool import KVPool
 from .base import BuildContext
 from .cpu_program import lower
-from .mla import LatentAttention
 
 
 class CpuDecoder:
@@ -29,37 +28,24 @@ class CpuDecoder:
             and ctx.communicator.world_size == 1
             and ctx.backend.supports_fused_decoder
         )
-        self._attends_latents = False
         self._pool: KVPool | None = None
         self._decoder: ops.Decoder | None = None
 
-    def takes(self, batch: ForwardBatch) -> bool:
-        """Whether the step may be a call of this object instead of the modules. Of latent attention
-        a call has decode entries alone: chunks expand their keys and values."""
-        if not self.applies_to(batch.kv_pool):
-            return False
-        return not self._attends_latents or batch.num_decode_tokens == batch.num_tokens
-
     def applies_to(self, pool: KVPool) -> bool:
-        """Whether steps over `pool`, or their decode steps, may be calls of this object."""
+        """Whether steps over `pool` may be calls of this object instead of the modules."""
         if self._is_possible and pool is not self._pool:
             self._pool = pool
             self._decoder = None
-            layers = list(self._layers)
-            self._attends_latents = any(
-                isinstance(getattr(layer, "self_attn", None), LatentAttention) for layer in layers
-            )
             try:
-                self._decoder = lower(layers, self._norm, pool, self._dtype)
+                self._decoder = lower(list(self._layers), self._norm, pool, self._dtype)
             except NotImplementedError:
                 pass
         return self._decoder is not None
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """hidden [T, hidden_size], the embeddings, becomes the normed output and is returned;
-        stores the tokens' keys and values. Only where `takes(batch)`."""
+        stores the tokens' keys and values. Only where it `applies_to` the batch's pool."""
         assert self._decoder is not None
-        is_expanded = self._attends_latents and batch.limits.expands_decode
         return self._decoder(
             hidden,
             batch.positions,
@@ -67,5 +53,6 @@ class CpuDecoder:
             batch.page_table,
             batch.kv_lens,
             batch.cu_seqlens_q,
-            max_seqlen_q=1 if is_expanded else batch.max_query_len,
+            max_seqlen_q=batch.max_query_len,
+            num_expanded=batch.batch_size - batch.num_decode,
         )

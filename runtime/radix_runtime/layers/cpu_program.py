@@ -10,7 +10,7 @@ from .. import ops
 from ..memory.kv_pool import KVPool
 from .attention import Attention
 from .base import Fusible
-from .mla import HeadProducts, LatentAttention
+from .mla import LatentAttention
 from .mlp import GatedMLP
 from .moe import Experts, SparseMoe
 from .norm import AllHeadsRMSNorm, RMSNorm
@@ -103,7 +103,7 @@ class _Program:
         self._add_product(attended, attention.o_proj, layer, layer.post_self_attn_layernorm)
 
     def _attend_latents(self, layer: Any, pool: KVPool) -> None:
-        """The absorbed form, which decode entries take."""
+        """Absorbed for decode entries, un-absorbed for chunks."""
         attention = layer.self_attn
         _require_fusible(attention, LatentAttention)
         spec = attention.spec
@@ -127,17 +127,25 @@ class _Program:
             is_neox=not spec.rope.interleaved,
         )
         self._ops.append(store)
-        q_latent = self._buffer("q_latent", heads * spec.latent_dim)
-        keys = [_split(head, [spec.nope_dim, spec.rope_dim])[0] for head in _heads(q, heads)]
-        self._head_products(keys, attention.absorb, q_latent)
-        seen = self._buffer("attended latents", heads * spec.latent_dim)
-        scale = attention.latent_spec.scale
-        attend = ops.LatentAttentionOp(
-            q_latent=q_latent, q=q, out=seen, heads=heads, cache=cache, softmax_scale=scale
-        )
-        self._ops.append(attend)
         attended = self._buffer("attended", heads * spec.value_dim)
-        self._head_products(_heads(seen, heads), attention.values, attended)
+        scale = attention.latent_spec.scale
+        decode = ops.LatentAttentionOp(
+            q=q,
+            out=attended,
+            cache=cache,
+            softmax_scale=scale,
+            absorb=attention.absorb.packed,
+            values=attention.values.packed,
+        )
+        prefill = ops.LatentPrefillOp(
+            q=q,
+            out=attended,
+            heads=heads,
+            cache=cache,
+            softmax_scale=scale,
+            expand=_packed(attention.kv_b_proj),
+        )
+        self._ops += [decode, prefill]
         self._add_product(attended, attention.o_proj, layer, layer.post_self_attn_layernorm)
 
     def _latent_queries(self, x: ops.Columns, attention: Any) -> ops.Columns:
@@ -149,14 +157,6 @@ class _Program:
             x = self._normed_part(wide, attention.q_a_layernorm, "q_a normed")
         self._linear(x, last, q)
         return q
-
-    def _head_products(
-        self, heads: list[ops.Columns], products: HeadProducts, out: ops.Columns
-    ) -> None:
-        """out, head after head: each head's columns times its weight."""
-        targets = _heads(out, len(heads))
-        for x, weight, to in zip(heads, products.packed, targets, strict=True):
-            self._ops.append(ops.LinearOp(x=x, out=to, weight=weight))
 
     def feed_forward(self, layer: Any) -> None:
         """residual += feed-forward of the normed residual."""
@@ -344,10 +344,6 @@ def _split(columns: ops.Columns, sizes: list[int]) -> list[ops.Columns]:
         found.append(ops.Columns(buffer=columns.buffer, first=first, count=size))
         first += size
     return found
-
-
-def _heads(columns: ops.Columns, count: int) -> list[ops.Columns]:
-    return _split(columns, [columns.count // count] * count)
 
 
 def _packed(linear: Any) -> ops.PackedWeight:

@@ -19,22 +19,21 @@ class HeadProducts(nn.Module):
 
     def __init__(self, weights: torch.Tensor) -> None:
         super().__init__()
-        self._out_features = weights.shape[1]
-        self.packed: list[ops.PackedWeight] = []
+        self.packed: ops.PackedHeads | None = None
         self.stacked: torch.Tensor | None = None
         if weights.device.type == "cpu":
-            self.packed = [ops.pack_weight(weight.contiguous()) for weight in weights]
+            self.packed = ops.PackedHeads(
+                tuple(ops.pack_weight(weight.contiguous()) for weight in weights)
+            )
         else:
             self.stacked = weights.transpose(1, 2).contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H, in] -> [T, H, out]."""
-        if self.stacked is not None:
-            return torch.bmm(x.transpose(0, 1), self.stacked).transpose(0, 1)
-        out = x.new_empty(*x.shape[:2], self._out_features)
-        for head, weight in enumerate(self.packed):  # a row's bits do not depend on the batch
-            ops.linear(x[:, head], weight, out=out[:, head])
-        return out
+        if self.packed is not None:  # a row's bits do not depend on the batch
+            return ops.linear_heads(x, self.packed)
+        assert self.stacked is not None
+        return torch.bmm(x.transpose(0, 1), self.stacked).transpose(0, 1)
 
 
 class LatentAttention(Layer, Fusible):
@@ -42,7 +41,7 @@ class LatentAttention(Layer, Fusible):
     float32 [max_positions, rope_dim] (rotary.py)."""
 
     fusible = True
-    special_ops = (
+    special_ops: tuple[str, ...] = (
         "apply_rope_inplace",
         "concat_mla_k",
         "flash_attn_varlen",
@@ -94,6 +93,8 @@ class LatentAttention(Layer, Fusible):
         self._backend = ctx.backend
         self._dtype = ctx.dtype
         self._device = ctx.device
+        if ctx.device.type == "cpu":
+            self.special_ops = (*self.special_ops, "linear_heads")
 
     def _build_queries(self, ctx: BuildContext, hidden_size: int, spec: Mla) -> None:
         width = spec.num_heads * (spec.nope_dim + spec.rope_dim)

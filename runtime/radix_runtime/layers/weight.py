@@ -20,9 +20,8 @@ def weight_bytes(model: nn.Module) -> int:
     held: dict[int, Any] = {}
     for module in model.modules():
         for value in (*vars(module).values(), *module.parameters(False), *module.buffers(False)):
-            for each in value if isinstance(value, list) else (value,):
-                if isinstance(each, (torch.Tensor, ops.PackedWeight)):
-                    held[id(each)] = each
+            if isinstance(value, (torch.Tensor, ops.PackedWeight, ops.PackedHeads)):
+                held[id(value)] = value
     return sum(int(value.nbytes) for value in held.values())
 
 

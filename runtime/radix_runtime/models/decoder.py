@@ -116,7 +116,7 @@ class Decoder(nn.Module):
         hidden: torch.Tensor = self.embed_tokens(batch.input_ids)
         if self._embedding_multiplier is not None:
             hidden = hidden * self._embedding_multiplier
-        if self._cpu_decoder.takes(batch):
+        if self._cpu_decoder.applies_to(batch.kv_pool):
             return self._cpu_decoder(hidden, batch)
         if self._gpu_decoder.applies_to(batch):
             return self._gpu_decoder(hidden, batch)

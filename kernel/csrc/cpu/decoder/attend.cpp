@@ -8,7 +8,7 @@ namespace radix::cpu::decoder {
 void run(const Step& step, const rk_attention_op& op) {
   const int64_t dim = head_dim(op.cache), bytes = scratch_bytes(step.args, op);
   const View q = step.view(op.q, dim), out = step.view(op.out, dim);
-  const Bytes space = step.scratch(bytes);
+  const Vector space = step.scratch(bytes);
   rk_flash_attn_with_kvcache_args args{sizeof args};
   args.options = {op.softmax_scale, op.softcap, /*causal=*/1, op.window_left, -1};
   args.sinks = op.sinks;

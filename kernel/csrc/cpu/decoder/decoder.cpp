@@ -23,6 +23,7 @@ void with_record(const rk_decoder_op& op, const Fn& fn) {
     case RK_OP_EXPERTS: return fn(*static_cast<const rk_experts_op*>(op.record));
     case RK_OP_LATENT_STORE: return fn(*static_cast<const rk_latent_store_op*>(op.record));
     case RK_OP_LATENT_ATTENTION: return fn(*static_cast<const rk_latent_attention_op*>(op.record));
+    case RK_OP_LATENT_PREFILL: return fn(*static_cast<const rk_latent_prefill_op*>(op.record));
     case RK_OP_SCALE: return fn(*static_cast<const rk_scale_op*>(op.record));
   }
   fail(RK_INVALID, "decoder: an op has kind %d", static_cast<int>(op.kind));
@@ -31,7 +32,7 @@ void with_record(const rk_decoder_op& op, const Fn& fn) {
 template <class Record>
 int64_t bytes_of(const rk_decoder_args& args, const Record& record) {
   if constexpr (std::is_same_v<Record, rk_attention_op> || std::is_same_v<Record, rk_experts_op> ||
-                std::is_same_v<Record, rk_latent_attention_op>)
+                std::is_same_v<Record, rk_latent_attention_op> || std::is_same_v<Record, rk_latent_prefill_op>)
     return scratch_bytes(args, record);
   return 0;
 }

@@ -6,7 +6,7 @@ namespace radix::cpu::decoder {
 
 void run(const Step& step, const rk_experts_op& op) {
   const View x = step.view(op.x), weights = step.view(op.weights), ids = step.view(op.ids), out = step.view(op.out);
-  const Bytes space = step.scratch(scratch_bytes(step.args, op));
+  const Vector space = step.scratch(scratch_bytes(step.args, op));
   rk_fused_experts_packed_args args{sizeof args, op.num_experts, op.experts};
   args.hidden_states = x;
   args.topk_weights = weights;

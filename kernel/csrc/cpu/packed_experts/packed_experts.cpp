@@ -4,11 +4,10 @@
 #include <deque>
 #include <vector>
 
-#include "api/linear.h"
 #include "api/packed_experts.h"
 #include "common/tensor.h"
 #include "cpu/activation/activation.h"
-#include "cpu/linear/kernels.h"
+#include "cpu/linear/products.h"
 #include "cpu/moe/moe.h"
 #include "cpu/thread_pool.h"
 
@@ -57,18 +56,15 @@ class Row {
 };
 
 // Products of some rows each, which run together.
-class Products {
+class ExpertProducts {
  public:
-  explicit Products(size_t most) {
-    descs_.reserve(most);
-    calls_.reserve(most);
-  }
+  explicit ExpertProducts(size_t most) : products_(most) {}
 
   // Rows `x` [count, k] by a weight -> `out` [count, columns], both of the type of `like`. args: the weight, gate.
   void add(rk_linear_args args, const rk_tensor& like, char* x, char* out, int64_t count, int64_t columns) {
     args.x = matrices_.emplace_back(like, x, count, args.desc->k);
     args.out = matrices_.emplace_back(like, out, count, columns);
-    calls_.push_back(checked_linear(&args, &descs_.emplace_back()));
+    products_.add(args);
   }
 
   // An expert's row of biases, or NULL.
@@ -76,15 +72,12 @@ class Products {
     return biases ? static_cast<const rk_tensor*>(rows_.emplace_back(*biases, expert)) : nullptr;
   }
 
-  void run() const {
-    if (!calls_.empty()) cpu::linear_kernels().products(calls_.data(), static_cast<int64_t>(calls_.size()), nullptr);
-  }
+  void run() const { products_.run(); }
 
  private:
   std::deque<Matrix> matrices_;
   std::deque<Row> rows_;
-  std::vector<rk_packed_desc> descs_;  // never moved: calls point to them
-  std::vector<rk_linear_args> calls_;
+  cpu::Products products_;
 };
 
 class Experts {
@@ -147,7 +140,7 @@ class Experts {
     const rk_tensor& like = *a_.hidden_states;
     const int64_t columns = p_.fused ? p_.inner : 2 * p_.inner;
     char* const to = memory_ + (p_.fused ? p_.gated : p_.gate_up);
-    Products products(a_.num_experts);
+    ExpertProducts products(a_.num_experts);
     for_experts([&](int e, int64_t first, int64_t count) {
       rk_linear_args args{sizeof args, a_.experts[e].w1_desc};
       args.packed = a_.experts[e].w1;
@@ -166,7 +159,7 @@ class Experts {
 
   // All rows become the results of their experts.
   void down() const {
-    Products products(a_.num_experts);
+    ExpertProducts products(a_.num_experts);
     for_experts([&](int e, int64_t first, int64_t count) {
       rk_linear_args args{sizeof args, a_.experts[e].w2_desc};
       args.packed = a_.experts[e].w2;

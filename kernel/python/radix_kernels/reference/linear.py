@@ -33,6 +33,18 @@ def linear_argmax(
     return row_argmax(linear(x, weight, out_dtype=torch.float32, compute_dtype=compute_dtype))
 
 
+def linear_heads(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """See `radix_kernels.linear_heads`; weight is the unpacked [H, N, K]."""
+    result = torch.einsum("thk,hnk->thn", x.to(compute_dtype), weight.to(compute_dtype))
+    return finish(result, out, x.dtype)
+
+
 def row_argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The greedy draw of each row of [T, N]: (ids int32 [T], their logits [T]); -1 and NaN for a
     row that has no finite largest logit."""

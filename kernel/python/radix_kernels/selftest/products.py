@@ -39,6 +39,16 @@ def linear_argmax(t: Trial) -> None:
 
 
 @case
+def linear_heads(t: Trial) -> None:
+    for rows, features, inputs in _SHAPES:
+        x = t.randn(rows, 3, inputs)
+        weight = t.randn(3, features, inputs)
+        heads = rk.PackedHeads(tuple(rk.pack_weight(t.there(head)) for head in weight))
+        got = rk.linear_heads(t.there(x), heads, out=t.poisoned(rows, 3, features))
+        t.near(got, reference.linear_heads(x.double(), weight.double()), LINEAR[t.name])
+
+
+@case
 def linear_silu_and_mul(t: Trial) -> None:
     for rows, features, inputs in ((1, 64, 128), (9, 48, 333), (70, 256, 512)):
         x = t.randn(rows, inputs) * inputs**-0.5
