@@ -164,8 +164,11 @@ def fp8_block_ue8m0(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return fp8_block(weight, "ue8m0")
 
 
-def fp8_odd_block(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Blocks of 128 x 128 of a weight of any size, by the definition."""
+def fp8_odd_block(
+    weight: torch.Tensor, *, powers: bool = False, name: str = "weight_scale_inv"
+) -> tuple[Tensors, torch.Tensor]:
+    """Blocks of 128 x 128 of a weight of any size, by the definition; `powers`: scales are powers
+    of two, one byte each."""
     rows, columns = weight.shape
     scales = torch.empty(-(-rows // 128), -(-columns // 128))
     codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
@@ -174,9 +177,11 @@ def fp8_odd_block(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         for j in range(scales.shape[1]):
             block = (slice(128 * i, 128 * (i + 1)), slice(128 * j, 128 * (j + 1)))
             scales[i, j] = weight[block].abs().max() / 448
+            if powers:
+                scales[i, j] = scales[i, j].log2().ceil().exp2()
             codes[block] = (weight[block] / scales[i, j]).to(torch.float8_e4m3fn)
             widened[block] = codes[block].float() * scales[i, j]
-    return {"weight": codes, "weight_scale_inv": scales}, widened
+    return {"weight": codes, name: scales.to(torch.float8_e8m0fnu) if powers else scales}, widened
 
 
 def fp8_tensor(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:

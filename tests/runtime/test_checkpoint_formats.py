@@ -78,6 +78,12 @@ def formats() -> dict[str, Callable[[], Format]]:
 
 
 FORMATS = formats()
+# Of sizes that are no multiples of 128, which transformers and compressed-tensors do not write.
+ODD_BLOCKS: dict[str, Any] = {
+    "fp8_block": q.fp8_odd_block,
+    "fp8_block_ue8m0": partial(q.fp8_odd_block, powers=True),
+    "ct_fp8_block": partial(q.fp8_odd_block, name="weight_scale"),
+}
 Checkpoints = Callable[[str, str], q.Checkpoint]
 
 
@@ -89,8 +95,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     def make(model: str, form: str) -> q.Checkpoint:
         if (model, form) not in made:
             quantize, settings, _ = FORMATS[form]()
-            if model == "deepseek_v3" and form == "fp8_block":
-                quantize = q.fp8_odd_block  # transformers leaves out what is no multiple of 128
+            if model == "deepseek_v3":
+                quantize = ODD_BLOCKS.get(form, quantize)
             folder = tmp_path_factory.mktemp(f"{model}-{form}")
             made[model, form] = q.write(q.random_model(model), folder, quantize, settings)
         return made[model, form]

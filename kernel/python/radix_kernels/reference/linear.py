@@ -77,7 +77,8 @@ def quantize_weight(w: torch.Tensor, bits: int, group: int) -> tuple[torch.Tenso
     """
     pieces = _groups(w.float(), group)
     largest = pieces.gather(-1, pieces.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    exact = largest.abs() / 127 if bits == 8 else largest / -8
+    # By a tensor: CUDA multiplies by the inverse of a number, which may be a bit off.
+    exact = largest.abs() / largest.new_tensor(127) if bits == 8 else largest / -8
     scales = exact.to(torch.bfloat16 if group else torch.float32)
     wide = scales.float().unsqueeze(-1)
     steps = torch.where(wide != 0, pieces / wide, 0.0).round()
