@@ -89,6 +89,12 @@ struct LaunchShape {
   bool cooperative = false;  // all blocks run at once, so they may wait for each other
 };
 
+// Whether kernels on a chip of this generation (its major compute capability) wait in wait_for_previous(): those that
+// there is machine code for. A newer chip runs what the driver makes of older PTX, which has no such instruction.
+inline bool waits_for_previous(int generation) {
+  return RADIX_WAITING_GENERATIONS >> generation & 1;
+}
+
 // The same for kernels that begin with wait_for_previous(): on Hopper and later they may start while the kernel before
 // them in the stream still runs (programmatic dependent launch), which hides the time of a launch.
 template <class... Params, class... Args>
@@ -98,10 +104,10 @@ void launch_dependent(const char* op, rk_device device, rk_stream stream, void (
   const DeviceScope scope(device);
   if (shape.shared_bytes > 48 << 10)
     raise_kernel_attribute(op, device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  const int major = device_attribute<cudaDevAttrComputeCapabilityMajor>(device, op);
+  const int generation = device_attribute<cudaDevAttrComputeCapabilityMajor>(device, op);
   cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
-  if (major >= 9) {
+  if (waits_for_previous(generation)) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
