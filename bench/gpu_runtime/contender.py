@@ -106,6 +106,10 @@ class Contender(ABC):
         step and the next; none where the engine does not tell."""
         yield []
 
+    def parts(self) -> dict[str, float]:
+        """GiB of what the engine of one rank holds, by name; empty where it does not tell."""
+        return {}
+
     def memory(self) -> dict[str, float]:
         """GiB of the device that are in use now, by name; empty on a CPU."""
         import torch

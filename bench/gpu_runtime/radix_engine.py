@@ -12,6 +12,7 @@ import torch
 
 import radix_kernels
 import radix_runtime
+from radix_runtime.engine.facts import engine_facts
 from radix_runtime.offline import Engine
 from radix_runtime.step_plan import StepPlan
 
@@ -37,6 +38,15 @@ class Model(Contender):
             f"torch {torch.__version__}"
         )
         self.vocabulary = min(self.vocabulary, self.engine.config.vocab_size)
+
+    def parts(self) -> dict[str, float]:
+        """Weights, KV cache, and what steps and CUDA graphs keep: `radix doctor` says the first."""
+        runner = getattr(self.engine.executor, "runner", None)
+        if runner is None:  # in processes of its own
+            return {}
+        facts = engine_facts(runner)
+        names = ("weight_bytes", "kv_cache_bytes", "step_bytes")
+        return {name.removesuffix("_bytes"): float(facts[name] or 0) / 2**30 for name in names}
 
     def generate(self, prompts: list[Prompt], lengths: Sequence[int], temperature: float) -> int:
         params = [

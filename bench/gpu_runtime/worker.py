@@ -38,6 +38,7 @@ def main() -> None:
             "engine_s": loaded - begun,
             "first_token_s": now - order["started"],
             "memory_gib": model.memory(),
+            "parts_gib": model.parts(),
         }
     )
     for line in sys.stdin:
