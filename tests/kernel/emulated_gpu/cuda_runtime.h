@@ -103,9 +103,11 @@ inline cudaError_t cudaGetDevice(int*) {
 inline cudaError_t cudaSetDevice(int) {
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+// The major compute capability of every device that has not been asked for its own.
+inline int chip_generation = 9;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   attributes_asked++;
-  *value = 9;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? chip_generation : 9;
   return cudaSuccess;
 }
 inline cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
@@ -116,6 +118,10 @@ cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
   attributes_told++;
   return cudaSuccess;
 }
-inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+// Launches that may begin while the kernel ahead runs.
+inline std::atomic<int> early_launches{0};
+inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+  for (unsigned i = 0; i < config->numAttrs; i++)
+    if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) early_launches++;
   return cudaSuccess;
 }

@@ -1,4 +1,5 @@
-// How often launches of csrc/gpu ask the driver: once a device for its facts, once a kernel for its memory.
+// How often launches of csrc/gpu ask the driver: once a device for its facts, once a kernel for its memory. And where a
+// kernel may begin before the one ahead has ended.
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -61,5 +62,13 @@ int main() {
   for (std::thread& thread : threads) thread.join();
   expect("four threads, two kernels, three devices", attributes_told, 4 * 2 * 3);
   expect("device 2", attributes_asked <= 5 + 4, true);
+
+  // Of the chips that there is machine code for, and of no newer one, which runs PTX of sm_80.
+  for (const int generation : {8, 9, 10, 12}) {
+    chip_generation = generation;
+    early_launches = 0;
+    launch(one, generation + 10, kLittle);
+    expect("begins early", early_launches, generation == 9 || generation == 10);
+  }
   std::puts("ok");
 }

@@ -45,16 +45,19 @@ void launch_mixed_mma(const Problem& q) {
                          p);
 }
 
-// Tiles of k that a warp multiplies in a round: what registers hold twice of 1 KiB of codes a strip, and of scales.
+// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
 template <Code kCode, int kGroup, int kTokens>
-constexpr int kRoundTiles = kTokens > 16                                               ? (kGroup == 128 ? 2 : 1)
-                            : kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2
-                                                                                       : 4;
+constexpr int round_tiles() {
+  if (kCode == Code::u4 && kGroup == 32) return kTokens > 16 ? 1 : 2;  // zero points too
+  if (kCode == Code::s8 && kGroup == 32 && kTokens > 16) return 1;
+  if (kCode == Code::s8 || kTokens > 16) return 2;
+  return kCode == Code::u4 && kGroup == 64 ? 2 : 4;
+}
 
 // By the strips of a multiprocessor, so that most warps have rows where those are few.
 template <class T, Code kCode, int kGroup, int kTokens>
 void mixed_mma_of(const Problem& q) {
-  constexpr int kRound = kRoundTiles<kCode, kGroup, kTokens>;
+  constexpr int kRound = round_tiles<kCode, kGroup, kTokens>();
   constexpr bool kFew = kTokens <= 16;
   const int sms = gpu::multiprocessors(q.gemm.device), strips = (q.gemm.n + kStripRows - 1) / kStripRows;
   const int unit = q.gemm.epilogue.gate == Gate::halves ? 2 : 1;
@@ -63,11 +66,11 @@ void mixed_mma_of(const Problem& q) {
   if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, kFew ? 2 : 1, 1, kRound>>(q);
   if constexpr (kFew) {
     launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 16, 1, 1, kRound>>(q);
-  } else if constexpr (kCode == Code::s8 && kGroup == 32 && kTokens > 32) {
-    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, 1, 1, kRound>>(q);  // registers of two strips do not fit
+  } else if constexpr (kGroup < 128 && kTokens > 32) {
+    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, 1, 1, kRound>>(q);  // numbers of two strips do not fit
   } else {
-    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 7, 1, 2, kRound>>(
-        q);  // x from shared memory serves two strips
+    // x from shared memory serves two strips.
+    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 7, 1, 2, kRound>>(q);
   }
 }
 
