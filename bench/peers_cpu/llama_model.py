@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.serving.contender import Contender
+from bench.serving.contender import FILE_WEIGHTS, Contender
 
 from . import gguf_file
 from .build import FOLDER, VERSION
@@ -21,7 +21,8 @@ _MICRO_BATCH = 512
 
 
 class Model(Contender):
-    """llama.cpp over a GGUF file of random weights that is written first."""
+    """llama.cpp over a GGUF file: one that is given, or of random weights, which is written
+    first."""
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         sys.path.insert(0, str(FOLDER))
@@ -32,8 +33,11 @@ class Model(Contender):
         self._quiet = library.llama_log_callback(lambda level, text, data: None)
         library.llama_log_set(self._quiet, ctypes.c_void_p())
         library.llama_backend_init()
-        path = FOLDER / f"{folder.name}-{weights}.gguf"
-        self.weight_bytes = gguf_file.write(path, folder, weights)
+        path = folder
+        self.weight_bytes = 0
+        if weights != FILE_WEIGHTS:
+            path = FOLDER / f"{folder.name}-{weights}.gguf"
+            self.weight_bytes = gguf_file.write(path, folder, weights)
         self._model = library.llama_model_load_from_file(
             str(path).encode(), library.llama_model_default_params()
         )

@@ -29,14 +29,17 @@ MODULES = {
     "llama.cpp": "bench.peers_cpu.llama_model",
     "vllm": "bench.peers_cpu.vllm_model",
 }
+FILE_WEIGHTS = "gguf"  # as they are in a GGUF file, which takes the folder's place
+
 # Interpreters of those that want packages which ours must not have.
 INTERPRETERS = {"vllm": ROOT / "build/peers/vllm/bin/python"}
 
 
 class Contender(ABC):
-    """A model with random weights of the shape in `folder`/config.json, on `threads` threads.
+    """A model with random weights of the shape in `folder`/config.json, or of a GGUF file, on
+    `threads` threads.
 
-    weights: bf16, int8 or int4; raises ValueError for what it does not have.
+    weights: bf16, int8, int4, or FILE_WEIGHTS; raises ValueError for what it does not have.
     """
 
     version: str  # of the program, with what was changed

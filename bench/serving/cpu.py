@@ -1,5 +1,5 @@
-"""`python -m bench.serving cpu [--peers]`: tokens a second of a model with random weights, beside
-other programs.
+"""`python -m bench.serving cpu [--peers]`: tokens a second of a model with random weights, or of
+those in a GGUF file, beside other programs.
 
 Contenders take turns of --seconds on the same cores; a ratio is the median of the ratios of --pairs
 such turns. Before every turn the read bandwidth of these cores is measured: `of probe` is the share
@@ -18,7 +18,9 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .contender import ROOT, Process, Work
+from bench.real_model import smollm2
+
+from .contender import FILE_WEIGHTS, ROOT, Process, Work
 from .model_shape import ModelShape
 from .probe import ReadProbe
 
@@ -27,7 +29,9 @@ PEERS = {
     "bf16": ["llama.cpp", "transformers", "vllm"],
     "int8": ["llama.cpp"],
     "int4": ["llama.cpp"],
+    FILE_WEIGHTS: ["llama.cpp"],
 }
+RANDOM = [weights for weights in PEERS if weights != FILE_WEIGHTS]
 SERVER = "radix serve"
 _KV_BYTES = 2  # of a bfloat16 number
 WORKS = {
@@ -65,6 +69,8 @@ class Row:
 
 def main(argv: list[str]) -> None:
     args = _parse(argv)
+    if args.model.is_file():
+        args.weights = [FILE_WEIGHTS]
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     probe = ReadProbe(cores)
     shape = ModelShape.read(args.model)
@@ -89,11 +95,18 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.serving cpu", description=__doc__)
-    parser.add_argument("--model", type=Path, default=MODEL, help="folder with a config.json")
+    parser.add_argument(
+        "--model",
+        type=_model,
+        default=MODEL,
+        metavar="MODEL",
+        help="folder with a config.json; a GGUF file, whose weights are taken; or smollm2, that of "
+        "`make real-model`",
+    )
     parser.add_argument(
         "--threads", type=int, default=2, help="cores, a thread each (default: %(default)s)"
     )
-    parser.add_argument("--weights", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--weights", nargs="+", default=RANDOM, choices=RANDOM)
     parser.add_argument(
         "--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS)
     )
@@ -111,6 +124,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--json", type=Path, metavar="FILE", help="write all figures there, after each work"
     )
     return parser.parse_args(argv)
+
+
+def _model(text: str) -> Path:
+    """The folder or file that --model names. Of argparse; raises its error."""
+    path = smollm2() if text == "smollm2" else Path(text)
+    if path is None:
+        raise argparse.ArgumentTypeError("smollm2 is not there: make real-model")
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"{path} does not exist")
+    return path
 
 
 def _peers(wanted: list[str] | None, weights: str) -> list[str]:

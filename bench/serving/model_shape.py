@@ -28,8 +28,10 @@ class ModelShape:
 
     @classmethod
     def read(cls, folder: Path) -> ModelShape:
-        """Of `folder`/config.json. Raises ValueError for a file that lacks a size, or whose RoPE
-        differs between layers."""
+        """Of `folder`/config.json, or of a GGUF file. Raises ValueError for a file that lacks a
+        size, or whose RoPE differs between layers."""
+        if folder.is_file():
+            return cls.of_gguf(folder)
         path = folder / "config.json"
         config = json.loads(path.read_text())
         try:
@@ -38,6 +40,39 @@ class ModelShape:
             raise ValueError(f"{path} has no {error.args[0]}") from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def of_gguf(cls, file: Path) -> ModelShape:
+        """Of a GGUF file of a dense decoder; raises KeyError for a size that is not there."""
+        import gguf
+
+        reader = gguf.GGUFReader(file)
+        fields = reader.fields
+        embedding = next(each for each in reader.tensors if each.name == "token_embd.weight")
+
+        family = fields["general.architecture"].contents()
+
+        def value(key: str, default: Any = None) -> Any:
+            name = f"{family}.{key}"
+            if name not in fields and default is not None:
+                return default
+            return fields[name].contents()
+
+        heads = value("attention.head_count")
+        hidden = value("embedding_length")
+        return cls(
+            model_type=family,
+            num_layers=value("block_count"),
+            hidden_size=hidden,
+            intermediate_size=value("feed_forward_length"),
+            num_heads=heads,
+            num_kv_heads=value("attention.head_count_kv", heads),
+            head_dim=value("attention.key_length", hidden // heads),
+            vocab_size=int(embedding.shape[1]),  # inputs first
+            max_position_embeddings=value("context_length"),
+            rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
+            rope_theta=float(value("rope.freq_base", _DEFAULT_ROPE_THETA)),
+        )
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ModelShape:

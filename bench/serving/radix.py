@@ -8,14 +8,14 @@ from typing import Any
 
 from radix_runtime.offline import Engine
 
-from .contender import Serving
+from .contender import FILE_WEIGHTS, Serving
 
-_QUANTIZATION = {"bf16": None, "int8": "int8", "int4": "int4"}
+_QUANTIZATION = {"bf16": None, "int8": "int8", "int4": "int4", FILE_WEIGHTS: None}
 _TOKENS = 16384  # of KV cache
 
 
 class Model(Serving):
-    """Our engine with dummy weights, in this process."""
+    """Our engine with dummy weights or those of a file, in this process."""
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
         import radix_kernels
@@ -25,7 +25,7 @@ class Model(Serving):
             folder,
             device="cpu",
             dtype="bfloat16",
-            load_format="dummy",
+            load_format="auto" if weights == FILE_WEIGHTS else "dummy",
             quantization=_QUANTIZATION[weights],
             num_threads=threads,
             max_total_tokens=_TOKENS,

@@ -90,6 +90,16 @@ def test_a_gguf_file_of_a_config_of_transformers_5(tmp_path):
     assert len(data) > matrices
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_the_shape_of_a_gguf_file(model_type, tmp_path):
+    folder = in_folder(tmp_path, model_type=model_type, rope_theta=250000.0)
+    file = tmp_path / "model.gguf"
+    gguf_file.write(file, folder, "bf16")
+    found = ModelShape.read(file)
+    assert replace(found, rms_norm_eps=1e-5) == ModelShape.read(folder)
+    assert found.rms_norm_eps == pytest.approx(1e-5)
+
+
 def test_a_gguf_file_of_another_kind_of_model_is_refused(tmp_path):
     folder = in_folder(tmp_path, model_type="gpt2")
     with pytest.raises(ValueError, match="model_type is gpt2, expected llama or qwen3"):
