@@ -1,18 +1,10 @@
 # The CUDA backend, by nvcc, ahead of time, with the static runtime: csrc/gpu for every architecture, csrc/sm90 for Hopper,
-# csrc/sm80 for chips before it.
+# csrc/sm80 and csrc/sm100 for chips beside it.
 # The driver is reached through the runtime's own entry points, so the library imports on a machine without a GPU.
 set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real 100-real 80-virtual)
 if(RADIX_ARCHS)
   set(CMAKE_CUDA_ARCHITECTURES ${RADIX_ARCHS})
 endif()
-# A bit for each generation from Hopper on that there is machine code for. What is newer runs the PTX of an older chip,
-# whose kernels cannot wait for the one before them: gpu/device/launch.h.
-set(_waiting 0)
-foreach(_arch ${CMAKE_CUDA_ARCHITECTURES})
-  if(_arch MATCHES "^([0-9]+)[0-9][af]?(-real)?$" AND CMAKE_MATCH_1 GREATER_EQUAL 9)
-    math(EXPR _waiting "${_waiting} | (1 << ${CMAKE_MATCH_1})")
-  endif()
-endforeach()
 enable_language(CUDA)
 set(_flags -O3 --extended-lambda -Xptxas=-v -Xcompiler=-Wall)
 # Target properties that both CUDA targets share.
@@ -21,7 +13,6 @@ set(_properties CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY 
 include(cmake/RadixGpu.cmake)
 target_sources(radix_kernels PRIVATE ${RADIX_GPU_SOURCES})
 target_compile_options(radix_kernels PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${_flags}>")
-target_compile_definitions(radix_kernels PRIVATE RADIX_WAITING_GENERATIONS=${_waiting})
 set_target_properties(radix_kernels PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" ${_properties}
   LINKER_LANGUAGE CXX)
 
@@ -69,7 +60,6 @@ if(RADIX_SM90_SOURCES)
   add_library(radix_sm90 OBJECT ${RADIX_SM90_SOURCES})
   target_include_directories(radix_sm90 PRIVATE ${RADIX_INCLUDES})
   target_compile_options(radix_sm90 PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${_flags}>")
-  target_compile_definitions(radix_sm90 PRIVATE RADIX_WAITING_GENERATIONS=${_waiting})
   set_target_properties(radix_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real ${_properties})
   target_sources(radix_kernels PRIVATE $<TARGET_OBJECTS:radix_sm90>)
 endif()

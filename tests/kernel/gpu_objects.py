@@ -255,7 +255,6 @@ def run_emulated(program: str, folder: Path) -> str:
         "-std=c++17",
         "-O1",
         "-w",
-        f"-DRADIX_WAITING_GENERATIONS={1 << 9 | 1 << 10}",  # as cmake/RadixCuda.cmake says by default
         *includes,
         *sources,
         "-o",

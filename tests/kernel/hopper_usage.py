@@ -68,7 +68,7 @@ LIMITS = {
     "wgmma_persistent_kernel<*>": (168, 0),
     # Products with packed weights.
     "mixed_mma_kernel<*, 64, 7, 1, 2, *> >": (255, 0),
-    "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (255, 0),
+    "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (216, 0),
     "mixed_mma_kernel<*, 4, 2, 1, *> >": (168, 0),
     "mixed_mma_kernel<*, 8, 1, 1, *> >": (168, 0),
     "mixed_mma_kernel<*>": (96, 0),

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "common/error.h"
 #include "gpu/device/compat.h"
@@ -89,13 +90,22 @@ struct LaunchShape {
   bool cooperative = false;  // all blocks run at once, so they may wait for each other
 };
 
-// Whether kernels on a chip of this generation (its major compute capability) wait in wait_for_previous(): those that
-// there is machine code for. A newer chip runs what the driver makes of older PTX, which has no such instruction.
-inline bool waits_for_previous(int generation) {
-  return RADIX_WAITING_GENERATIONS >> generation & 1;
+// Whether a kernel waits in wait_for_previous(): its code is for Hopper or later, not what the driver makes of an older
+// chip's PTX on a chip that there is no machine code for. Each thread asks the driver once for a kernel on a device.
+inline bool waits_for_previous(const char* op, rk_device device, const void* kernel) {
+  thread_local std::map<std::pair<const void*, int>, bool> known;
+  const auto [place, is_new] = known.try_emplace({kernel, device.id}, false);
+  if (is_new) {
+    cudaFuncAttributes attributes = {};
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status != cudaSuccess) known.erase(place);
+    check_gpu(status, op);
+    place->second = attributes.ptxVersion >= 90;
+  }
+  return place->second;
 }
 
-// The same for kernels that begin with wait_for_previous(): on Hopper and later they may start while the kernel before
+// The same for kernels that begin with wait_for_previous(): where they do wait, they may start while the kernel before
 // them in the stream still runs (programmatic dependent launch), which hides the time of a launch.
 template <class... Params, class... Args>
 void launch_dependent(const char* op, rk_device device, rk_stream stream, void (*kernel)(Params...),
@@ -104,10 +114,9 @@ void launch_dependent(const char* op, rk_device device, rk_stream stream, void (
   const DeviceScope scope(device);
   if (shape.shared_bytes > 48 << 10)
     raise_kernel_attribute(op, device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  const int generation = device_attribute<cudaDevAttrComputeCapabilityMajor>(device, op);
   cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
-  if (waits_for_previous(generation)) {
+  if (waits_for_previous(op, device, reinterpret_cast<const void*>(kernel))) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -36,6 +36,15 @@ void check_x(const rk_tensor& x, const rk_tensor& out) {
     fail(RK_INVALID, "linear: rows of x do not begin at multiples of 16 bytes");
 }
 
+// mixed_mma counts scales, zero points and tiles of k in 32 bits.
+void check_size(const Layout& layout) {
+  constexpr int64_t kMost = INT32_MAX;
+  const int64_t numbers = layout.row_tiles * layout.groups * kTileRows;
+  if (numbers > kMost || layout.k_tiles > kMost)
+    fail(RK_UNSUPPORTED, "linear: the weight has %lld scales, padding included; at most %lld are supported",
+         (long long)numbers, (long long)kMost);
+}
+
 Problem describe(const rk_linear_args& args, rk_stream stream) {
   const rk_tensor &x = *args.x, &out = *args.out;
   Problem q{{}, Layout(*args.desc), dtype_of(args.desc->scale_dtype), data_ptr<char>(*args.packed)};
@@ -125,6 +134,7 @@ void unpack_weight(const rk_unpack_weight_args& args, rk_stream stream) {
 void linear(const rk_linear_args& args, rk_stream stream) {
   linear::check_alignment(*args.packed, "linear");
   linear::check_x(*args.x, *args.out);
+  linear::check_size(Layout(*args.desc));
   const linear::Problem q = linear::describe(args, stream);
   q.gemm.type == DType::bf16 ? linear::run<bf16>(q) : linear::run<f16>(q);
 }

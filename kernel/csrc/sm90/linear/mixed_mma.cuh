@@ -48,10 +48,8 @@ void launch_mixed_mma(const Problem& q) {
 // Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
 template <Code kCode, int kGroup, int kTokens>
 constexpr int round_tiles() {
-  if (kCode == Code::u4 && kGroup == 32) return kTokens > 16 ? 1 : 2;  // zero points too
-  if (kCode == Code::s8 && kGroup == 32 && kTokens > 16) return 1;
-  if (kCode == Code::s8 || kTokens > 16) return 2;
-  return kCode == Code::u4 && kGroup == 64 ? 2 : 4;
+  if (kTokens > 16) return kGroup == 128 ? 2 : 1;
+  return kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2 : 4;
 }
 
 // By the strips of a multiprocessor, so that most warps have rows where those are few.
@@ -66,8 +64,8 @@ void mixed_mma_of(const Problem& q) {
   if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, kFew ? 2 : 1, 1, kRound>>(q);
   if constexpr (kFew) {
     launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 16, 1, 1, kRound>>(q);
-  } else if constexpr (kGroup < 128 && kTokens > 32) {
-    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, 1, 1, kRound>>(q);  // numbers of two strips do not fit
+  } else if constexpr (kCode == Code::s8 && kGroup == 32 && kTokens > 32) {
+    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, 1, 1, kRound>>(q);  // registers of two strips do not fit
   } else {
     // x from shared memory serves two strips.
     launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 7, 1, 2, kRound>>(q);
