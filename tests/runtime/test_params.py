@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radix_runtime.quantization.names import is_listed
+from radix_runtime.errors import ConfigError
+from radix_runtime.quantization.names import NameList
 from radix_runtime.quantization.params import (
     Block,
     Dim,
@@ -161,4 +162,13 @@ def test_codes_are_not_converted() -> None:
     ],
 )
 def test_lists_of_layers(name: str, entry: str, expected: bool) -> None:
-    assert is_listed(name, [entry]) == expected
+    assert (name in NameList([entry])) == expected
+    assert (
+        name in NameList(["another", entry, "model.layers.1.other", "re:x", "a.*.b"])
+    ) == expected
+    assert name not in NameList([])
+
+
+def test_an_entry_that_is_no_regular_expression() -> None:
+    with pytest.raises(ConfigError, match=r"'\(' is no regular expression"):
+        NameList(["lm_head", "re:("])

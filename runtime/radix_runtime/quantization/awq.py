@@ -27,7 +27,7 @@ from .config import (
     require_kernel,
     unquantized,
 )
-from .names import is_listed
+from .names import NameList
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
 _PER_WORD = 8
@@ -103,7 +103,7 @@ class AwqConfig(QuantizationConfig):
 
     def __init__(self, storage: AwqStorage, ignored: Sequence[str], target: Target) -> None:
         self._storage = storage
-        self._ignored = ignored
+        self._ignored = NameList(ignored)
         self._target = target
 
     @classmethod
@@ -129,6 +129,6 @@ class AwqConfig(QuantizationConfig):
         return [Transpose(r"\.(qweight|qzeros|scales)$")]
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
-        if not kind.is_product or is_listed(name, self._ignored):
+        if not kind.is_product or name in self._ignored:
             return unquantized(kind)
         return codes_method(self._storage, self._target)

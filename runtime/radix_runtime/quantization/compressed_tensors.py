@@ -16,7 +16,7 @@ from .config import LayerKind, QuantizationConfig, Target, read_settings, unquan
 from .fp8 import Fp8Storage, Scales
 from .fp8_config import fp8_method
 from .int8_products import w8a8_method
-from .names import is_listed
+from .names import NameList
 from .packed_int import Int8Storage, PackedIntStorage
 
 # What makes the method of a layer of a group.
@@ -86,7 +86,7 @@ class CompressedTensorsConfig(QuantizationConfig):
         target: Target,
     ) -> None:
         self._groups = groups
-        self._ignored = ignored
+        self._ignored = NameList(ignored)
         self._target = target
 
     @classmethod
@@ -107,7 +107,7 @@ class CompressedTensorsConfig(QuantizationConfig):
         return [Drop(r"\.weight_shape$"), Drop(r"\.(k|v)_(scale|zero_point)$")]
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
-        if is_listed(name, self._ignored):
+        if name in self._ignored:
             return unquantized(kind)
         make = self._group_of(name, kind)
         return unquantized(kind) if make is None else make(kind, self._target)

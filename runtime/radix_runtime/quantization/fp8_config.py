@@ -29,7 +29,7 @@ from .fp8_products import (
     Fp8RowMethod,
     Fp8TensorExperts,
 )
-from .names import is_listed
+from .names import NameList
 from .storage import WidenedMethod
 
 _FORMATS = ("e4m3", "float8_e4m3fn")  # two names of one
@@ -51,7 +51,7 @@ class Fp8Config(QuantizationConfig):
 
     def __init__(self, storage: Fp8Storage, ignored: Sequence[str], target: Target) -> None:
         self._storage = storage
-        self._ignored = ignored
+        self._ignored = NameList(ignored)
         self._target = target
 
     @classmethod
@@ -86,7 +86,7 @@ class Fp8Config(QuantizationConfig):
         )
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
-        if not kind.is_product or is_listed(name, self._ignored):
+        if not kind.is_product or name in self._ignored:
             return unquantized(kind)
         return fp8_method(self._storage, kind, self._target)
 

@@ -30,7 +30,7 @@ from .config import (
     require_kernel,
     unquantized,
 )
-from .names import is_listed
+from .names import NameList
 from .params import EachPart, Fixed, Inputs, LinearShape, Outputs, ParamSpec
 from .storage import WidenableStorage, WidenedMethod
 
@@ -186,6 +186,10 @@ class GptqConfig(QuantizationConfig):
 
     def __init__(self, settings: GptqSettings, storage: GptqStorage, target: Target) -> None:
         self._settings = settings
+        chosen = settings.modules_in_block_to_quantize
+        self._chosen = (
+            None if chosen is None else NameList(each for block in chosen for each in block)
+        )
         self._storage = storage
         self._target = target
 
@@ -238,7 +242,6 @@ class GptqConfig(QuantizationConfig):
         skipped = (rule.removeprefix("-:") for rule in self._settings.dynamic or {})
         if any(re.match(rule, name) for rule in skipped):
             return True
-        chosen = self._settings.modules_in_block_to_quantize
-        if chosen is None or kind is LayerKind.HEAD:
+        if self._chosen is None or kind is LayerKind.HEAD:
             return False
-        return not is_listed(name, [entry for block in chosen for entry in block])
+        return name not in self._chosen

@@ -29,7 +29,7 @@ from .config import (
     unquantized,
 )
 from .dense import padded_bytes
-from .names import is_listed
+from .names import NameList
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 from .storage import WidenableStorage, WidenedMethod
 
@@ -143,7 +143,7 @@ class Mxfp4Config(QuantizationConfig):
     """Experts, but for those that are listed as left out."""
 
     def __init__(self, ignored: Sequence[str], target: Target) -> None:
-        self._ignored = ignored
+        self._ignored = NameList(ignored)
         self._target = target
 
     @classmethod
@@ -159,7 +159,7 @@ class Mxfp4Config(QuantizationConfig):
         )
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
-        if kind is not LayerKind.EXPERT or is_listed(name, self._ignored):
+        if kind is not LayerKind.EXPERT or name in self._ignored:
             return unquantized(kind)
         storage = Mxfp4Storage()
         if not has_kernel(self._target, "mxfp4"):
