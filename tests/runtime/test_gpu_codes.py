@@ -15,6 +15,7 @@ import torch
 
 import radix_kernels
 from radix_kernels import _dispatch, _loader, packed_weight
+from radix_kernels import decoder as records
 from radix_runtime import ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.engine.facts import weight_bytes
@@ -269,6 +270,51 @@ def test_a_stack_holds_what_is_of_one_form(held_as_on_a_gpu: Target) -> None:
     w2 = radix_kernels.pack_weight(down, torch.ones(64, 1), "int4", group=64)
     experts = radix_kernels.PackedExperts(w1=tuple(held), w2=(w2,) * 3)
     assert experts.w1[0].zeros and experts.stacks[0].shape[0] == 3
+
+
+def test_products_of_heads(held_as_on_a_gpu: Target) -> None:
+    """One head after the other: the CPU library multiplies by no codes."""
+    rng = fresh()
+    heads = radix_kernels.PackedHeads((random_codes(rng), random_codes(rng)))
+    assert heads.native is None
+    x = torch.randn(3, 2, 64, generator=rng)
+    out = torch.full((3, 2, 32), torch.nan)
+    assert radix_kernels.linear_heads(x, heads, out=out) is out
+    for head, weight in enumerate(heads.weights):
+        codes_of, scales, _ = radix_kernels.unpack_weight(weight)
+        steps = scales.double().repeat_interleave(64 // scales.shape[1], dim=1)
+        exact = x[:, head].double() @ (codes_of.double() * steps).T
+        torch.testing.assert_close(out[:, head].double(), exact, rtol=EXACT, atol=EXACT)
+
+
+def test_a_decoder_refuses_codes(held_as_on_a_gpu: Target) -> None:
+    columns = records.Columns(buffer=0, first=0, count=64)
+    rng = fresh()
+    heads = radix_kernels.PackedHeads((random_codes(rng),))
+    cache = torch.zeros(1, 4, 64)
+    ops_of_codes = (
+        records.LinearOp(x=columns, out=columns, weight=random_codes(rng)),
+        records.LatentAttentionOp(
+            q=columns, out=columns, cache=cache, softmax_scale=1.0, absorb=heads, values=heads
+        ),
+    )
+    for op in ops_of_codes:
+        with pytest.raises(NotImplementedError, match="that the CPU library has packed"):
+            radix_kernels.Decoder([(64, "float32")], [op])
+
+
+def fresh() -> torch.Generator:
+    """Fresh random numbers; the seed is in the captured output of a failing test."""
+    rng = torch.Generator()
+    print(f"inputs: seed {rng.seed()}")
+    return rng
+
+
+def random_codes(rng: torch.Generator) -> ops.PackedWeight:
+    """int8 [32, 64], held as on a GPU."""
+    weight = radix_kernels.pack_weight(torch.randn(32, 64, generator=rng), kind="int8")
+    assert weight.layout == "codes"
+    return weight
 
 
 def test_experts_come_into_a_stack_in_the_order_of_their_kernel(

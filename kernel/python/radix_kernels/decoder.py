@@ -12,6 +12,7 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
+from .codes_layout import CODES_LAYOUT
 from .gating import Activation, read_gating
 from .packed_experts import PackedExperts
 from .packed_heads import PackedHeads
@@ -382,6 +383,7 @@ def _parts(cache: LayerCache) -> tuple[Array, Array, Array | None, Array | None]
 
 
 def _native_weight(weight: PackedWeight) -> tuple[Any, Array]:
-    if not isinstance(weight, PackedWeight) or weight.layout == REFERENCE_LAYOUT:
+    foreign = (REFERENCE_LAYOUT, CODES_LAYOUT)
+    if not isinstance(weight, PackedWeight) or weight.layout in foreign:
         raise NotImplementedError("Decoder needs weights that the CPU library has packed")
     return weight.descriptor, weight.data

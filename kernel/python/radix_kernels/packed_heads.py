@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array, torch_views
+from .codes_layout import CODES_LAYOUT
 from .linear import linear
 from .packed_weight import REFERENCE_LAYOUT, PackedWeight
 
@@ -25,7 +26,8 @@ class PackedHeads:
         sizes = {weight.shape for weight in self.weights}
         _checks.require(op, len(sizes) == 1, f"weights are of several sizes: {sorted(sizes)}")
         make = getattr(_loader.bind, "PackedHeads", None)
-        if make is None or any(weight.layout == REFERENCE_LAYOUT for weight in self.weights):
+        foreign = (REFERENCE_LAYOUT, CODES_LAYOUT)
+        if make is None or any(weight.layout in foreign for weight in self.weights):
             return
         native = make()
         for weight in self.weights:
