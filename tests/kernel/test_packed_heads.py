@@ -75,6 +75,22 @@ def test_bits_are_those_of_heads_alone(
         assert_same_bits(out.view[:, head].contiguous(), expected)
 
 
+def test_the_library_takes_all_heads_at_once(rng: torch.Generator) -> None:
+    """A decoder points at the library's list of heads, which a head that came later would move."""
+    if _loader.backend != "cpu":
+        pytest.skip("no native CPU library")
+    heads = pack(spread((3, 20, 36), torch.float32, rng))
+    assert not hasattr(heads.native, "add")
+    pairs = [(weight.descriptor, weight.data) for weight in heads.weights]
+    native = type(heads.native)(pairs)
+    pairs.clear()
+    x = spread((4, 3, 36), torch.float32, rng)
+    out = guarded((4, 3, 20), torch.float32, gap=1)
+    native.run(x, out.view)
+    out.check()
+    assert_same_bits(out.view.contiguous(), rk.linear_heads(x, heads))
+
+
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
     """One product after the other, with the same results."""
     weights = spread((3, 20, 36), torch.float32, rng)

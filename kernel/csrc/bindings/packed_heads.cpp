@@ -3,10 +3,7 @@
 namespace radix::bind {
 
 void bind_packed_heads(py::module_& m) {
-  py::class_<PackedHeads>(m, "PackedHeads")
-      .def(py::init<>())
-      .def("add", &PackedHeads::add)
-      .def("run", &PackedHeads::run);
+  py::class_<PackedHeads>(m, "PackedHeads").def(py::init<const py::list&>()).def("run", &PackedHeads::run);
 }
 
 }  // namespace radix::bind

@@ -11,12 +11,16 @@ namespace radix::bind {
 // The Python object `_bind.PackedHeads`. radix_kernels.PackedHeads is its public face.
 class PackedHeads {
  public:
-  void add(const py::object& desc, py::handle data) {
-    Call call("pack_heads");
-    rk_packed_head head{};
-    head.desc = keep_.desc(desc);
-    head.packed = keep_.tensor(call, "weight", data);
-    heads_.push_back(head);
+  // weights: (PackedDesc, data) of each head.
+  explicit PackedHeads(const py::list& weights) {
+    for (const auto& each : weights) {
+      Call call("pack_heads");  // has room for the tensors of one op
+      const auto weight = py::cast<py::tuple>(each);
+      rk_packed_head head{};
+      head.desc = keep_.desc(weight[0]);
+      head.packed = keep_.tensor(call, "weight", weight[1]);
+      heads_.push_back(head);
+    }
   }
 
   void run(py::handle x, py::handle out) const {
@@ -27,6 +31,7 @@ class PackedHeads {
     call.run(rk_linear_heads, args);
   }
 
+  // They stay where they are as long as this object lives: a decoder points at them.
   const std::vector<rk_packed_head>& heads() const { return heads_; }
 
  private:

@@ -29,9 +29,7 @@ class PackedHeads:
         foreign = (REFERENCE_LAYOUT, CODES_LAYOUT)
         if make is None or any(weight.layout in foreign for weight in self.weights):
             return
-        native = make()
-        for weight in self.weights:
-            native.add(weight.descriptor, weight.data)
+        native = make([(weight.descriptor, weight.data) for weight in self.weights])
         object.__setattr__(self, "native", native)
 
     @property
