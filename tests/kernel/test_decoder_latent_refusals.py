@@ -95,6 +95,8 @@ def test_refusals_of_a_prefill(change: dict[str, Any], message: str, rng: Any) -
         ({"num_expanded": 2}, "num_expanded is 2, expected 0 to 1"),
         ({"kv_lens": torch.tensor([-1]).int()}, r"kv_lens\[0\] is -1, expected 0 to 32"),
         ({"kv_lens": torch.tensor([33]).int()}, r"kv_lens\[0\] is 33, expected 0 to 32"),
+        ({"kv_lens": torch.tensor([1]).int()}, r"kv_lens\[0\] is 1, less than the entry's 2"),
+        ({"kv_lens": torch.tensor([0]).int()}, r"kv_lens\[0\] is 0, less than the entry's 2"),
         ({"kv_lens": torch.tensor([3, 3]).int()}, "kv_lens has shape"),
         ({"kv_lens": torch.tensor([3])}, "kv_lens has dtype"),
         ({"kv_lens": torch.tensor([9]).int()}, r"page_table\[0, 1\] is 1073741824"),

@@ -68,11 +68,18 @@ class Plan {
 
   // Before memory is asked for by them.
   void check_lengths() const {
-    const int64_t rows = args_.page_table->shape[0], most = args_.page_table->shape[1] * cache.size(1);
-    for (int64_t b = rows - args_.num_expanded; b < rows; b++)
+    const int64_t rows = args_.page_table->shape[0];
+    const int64_t most = args_.page_table->shape[1] * cache.size(1);
+    const int32_t* const begins = data_ptr<int32_t>(*args_.cu_seqlens_q);
+    for (int64_t b = rows - args_.num_expanded; b < rows; b++) {
       if (lens()[b] < 0 || lens()[b] > most)
         fail(RK_INVALID, "decoder: kv_lens[%lld] is %d, expected 0 to %lld (columns of page_table x page size)",
              (long long)b, lens()[b], (long long)most);
+      const int32_t queries = begins[b + 1] - begins[b];
+      if (lens()[b] < queries)
+        fail(RK_INVALID, "decoder: kv_lens[%lld] is %d, less than the entry's %d tokens of cu_seqlens_q", (long long)b,
+             lens()[b], queries);
+    }
   }
 
   const rk_decoder_args& args_;
