@@ -53,6 +53,7 @@ def linear_heads(x: Array, heads: PackedHeads, *, out: Array | None = None) -> A
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear_heads"
+    _checks.rank(op, "x", x, 3)
     count, outputs, inputs = heads.shape
     if out is None:
         out = _arrays.empty(x, (int(x.shape[0]), count, outputs), _arrays.dtype_name(x))
