@@ -534,8 +534,7 @@ void latent_decoder(rk_dtype dtype) {
   const rk_columns q = {0, 0, widths[0]}, kv = {0, widths[0], latent}, rope = {0, widths[0] + latent, rotary},
                    out = {0, widths[0] + latent + rotary, widths[3]};
   const rk_latent_store_op store = {q, kv, rope, heads, cache, table, 0};
-  const rk_latent_attention_op decode = {q,     out, static_cast<int32_t>(heads), absorb.data(), values.data(),
-                                         cache, 0.2f};
+  const rk_latent_attention_op decode = {q, out, heads, absorb.data(), values.data(), cache, 0.2f};
   const rk_latent_prefill_op prefill = {q, out, heads, expand.desc(), expand, cache, 0.2f};
   const rk_decoder_op ops[] = {
       {RK_OP_LATENT_STORE, &store}, {RK_OP_LATENT_ATTENTION, &decode}, {RK_OP_LATENT_PREFILL, &prefill}};

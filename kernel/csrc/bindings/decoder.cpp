@@ -116,7 +116,7 @@ class Decoder {
   }
 
   // places: of q, latent, rope; tensors: the cache, cos_sin_cache.
-  void add_latent_store(const py::tuple& places, int64_t heads, const py::tuple& tensors, bool is_neox) {
+  void add_latent_store(const py::tuple& places, int32_t heads, const py::tuple& tensors, bool is_neox) {
     Call call("decoder");
     add(RK_OP_LATENT_STORE, latent_stores_,
         {columns(places[0]), columns(places[1]), columns(places[2]), heads, keep_.tensor(call, "kv_cache", tensors[0]),
@@ -137,7 +137,7 @@ class Decoder {
   }
 
   // places: of q, out; weight: (PackedDesc, data).
-  void add_latent_prefill(const py::tuple& places, int64_t heads, const py::tuple& weight, py::handle cache,
+  void add_latent_prefill(const py::tuple& places, int32_t heads, const py::tuple& weight, py::handle cache,
                           float softmax_scale) {
     Call call("decoder");
     add(RK_OP_LATENT_PREFILL, latent_prefills_,

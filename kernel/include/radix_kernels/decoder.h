@@ -23,7 +23,8 @@ typedef struct rk_columns {
 } rk_columns;
 
 /* Each op is the entry that its record names, with its bits and its errors; fields that are not explained are those of
- * the entry. A tensor that may be left out is NULL. */
+ * the entry. A tensor that may be left out is NULL. Columns that an op writes must not overlap those that it reads,
+ * unless its entry says that they may be the same, or its record that it works in place. */
 typedef enum rk_decoder_op_kind {
   RK_OP_RMSNORM = 0,
   RK_OP_LINEAR = 1,
@@ -146,15 +147,15 @@ typedef struct rk_latent_store_op {
   rk_columns q;
   rk_columns latent;
   rk_columns rope;
-  int64_t heads;
+  int32_t heads;
   const rk_tensor* kv_cache;
   const rk_tensor* cos_sin_cache;
   int32_t is_neox;
 } rk_latent_store_op;
 
 /* Latent attention of the entries before the last num_expanded, absorbed. q: heads of N elements and R rotary ones,
- * out: heads of V. rk_linear_heads of the N by absorb [L, N]; rk_mla_decode of them and the rotary ones, causal, with
- * any_split; rk_linear_heads by values [V, L]. */
+ * out: heads of V, apart from q. rk_linear_heads of the N by absorb [L, N]; rk_mla_decode of them and the rotary ones,
+ * causal, with any_split; rk_linear_heads by values [V, L]. */
 typedef struct rk_latent_attention_op {
   rk_columns q;
   rk_columns out;
@@ -172,7 +173,7 @@ typedef struct rk_latent_attention_op {
 typedef struct rk_latent_prefill_op {
   rk_columns q;
   rk_columns out;
-  int64_t heads;
+  int32_t heads;
   const rk_packed_desc* expand_desc;
   const rk_tensor* expand;
   const rk_tensor* kv_cache;

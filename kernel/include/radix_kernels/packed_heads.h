@@ -10,8 +10,8 @@ typedef struct rk_packed_head {
 } rk_packed_head;
 
 /* out[:, h] = rk_linear of x[:, h] by heads[h], with its bits: the heads share the threads as one list of tasks. x [T,
- * H, k], out [T, H, n], last dimensions contiguous, other strides free; the weights' dtype, out also fp32; weights of
- * one size. CPU only (RK_UNSUPPORTED). */
+ * H, k], out [T, H, n], last dimensions contiguous, other strides free; they must not overlap; the weights' dtype, out
+ * also fp32; weights of one size. CPU only (RK_UNSUPPORTED). */
 typedef struct rk_linear_heads_args {
   uint32_t struct_size;
   int32_t num_heads;

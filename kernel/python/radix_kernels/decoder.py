@@ -26,7 +26,9 @@ _NONE = (0, 0, 0)  # no columns
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns [first, first + count) of a buffer, of all tokens."""
+    """Columns [first, first + count) of a buffer, of all tokens. Those that an op writes must not
+    overlap those that it reads, unless the op that its record names takes the same ones for both or
+    the record says that it works in place."""
 
     buffer: int
     first: int

@@ -61,13 +61,14 @@ class PackedExperts:
     def part(
         weight: PackedWeight, *, hidden: int, width: int, activation: Activation = "silu"
     ) -> PackedWeight:
-        """A weight of either product, of experts of H inputs and I inside, in the order in which
-        these are held: of a list of such nothing need be brought to another.
+        """A weight of either product, [2 I, H] or [H, I], in the order in which `PackedExperts`
+        holds it: of a list of such nothing need be brought to another.
 
-        In rows of codes where Hopper's kernel would not take it; else itself.
+        hidden: H; width: I; activation: as `PackedExperts` takes it. In rows of codes where
+        Hopper's kernel would not take it; else itself. ValueError for an activation that is none.
         """
         gating = read_gating("PackedExperts", activation)
-        if may_take(weight, hidden=hidden, inter=width, gating=gating):
+        if may_take(weight, hidden=hidden, width=width, gating=gating):
             return weight
         return to_rows_of_codes(weight)
 

@@ -48,8 +48,9 @@ def linear_heads(x: Array, heads: PackedHeads, *, out: Array | None = None) -> A
     """`out[:, h] = linear(x[:, h], heads.weights[h])`, with its bits.
 
     x: [T, H, K] of the weights' dtype; out: [T, H, N] of it or float32, x's dtype by default;
-    returned. Last dimensions contiguous, other strides free. One call of the CPU library, where
-    the heads share the threads as one list of tasks; elsewhere one product after the other.
+    returned; it must not overlap x. Last dimensions contiguous, other strides free. One call of the
+    CPU library, where the heads share the threads as one list of tasks; elsewhere one product after
+    the other.
     Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear_heads"

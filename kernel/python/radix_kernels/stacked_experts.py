@@ -78,10 +78,10 @@ def check_inputs(op: str, x: Any, first: PackedWeight) -> None:
     _checks.shape(op, "hidden_states", x, (x.shape[0], first.k), "inputs of w1")
 
 
-def may_take(weight: PackedWeight, *, hidden: int, inter: int, gating: Gating) -> bool:
+def may_take(weight: PackedWeight, *, hidden: int, width: int, gating: Gating) -> bool:
     """Whether the kernel multiplies by such a weight of either product, of experts of these sizes:
     packed for it, and of a kind and a group that it knows."""
-    fits = hidden % 8 == 0 and inter % 16 == 0 and gating.number in _ACTIVATIONS
+    fits = hidden % 8 == 0 and width % 16 == 0 and gating.number in _ACTIVATIONS
     return (
         fits and weight.layout == FRAGMENT_LAYOUT and weight.group in _GROUPS.get(weight.kind, ())
     )
@@ -94,9 +94,9 @@ def takes(w1: Sequence[PackedWeight], w2: Sequence[PackedWeight], gating: Gating
     second = w2[0]
     same = all(w.is_like(first) for w in w1) and all(w.is_like(second) for w in w2)
     alike = first.layout == second.layout and _but_for_shape(first) == _but_for_shape(second)
-    hidden, inter = second.shape
-    fits = first.shape == (2 * inter, hidden) and len(w1) <= _MOST_EXPERTS
-    return same and alike and fits and may_take(first, hidden=hidden, inter=inter, gating=gating)
+    hidden, width = second.shape
+    fits = first.shape == (2 * width, hidden) and len(w1) <= _MOST_EXPERTS
+    return same and alike and fits and may_take(first, hidden=hidden, width=width, gating=gating)
 
 
 def stack(
