@@ -11,7 +11,8 @@ constexpr const char* kOp = "decoder";
 constexpr int64_t kAlign = 256;
 
 void check_hidden(const rk_decoder_args& a) {
-  const Arg hidden(kOp, "hidden", a.hidden), table(kOp, "page_table", a.page_table);
+  const Arg hidden(kOp, "hidden", a.hidden);
+  const Arg table(kOp, "page_table", a.page_table);
   hidden.backend_device().ndim(2).contiguous().writable();
   if (hidden->device.type != RK_DEVICE_CPU) hidden.reject(RK_UNSUPPORTED, "is on a GPU, this op runs on the CPU");
   table.ndim(2);
@@ -22,19 +23,20 @@ void check_hidden(const rk_decoder_args& a) {
 
 void check_lengths(const rk_decoder_args& a) {
   const int64_t rows = a.page_table->shape[0];
-  const Arg hidden(kOp, "hidden", a.hidden), lens(kOp, "kv_lens", a.kv_lens), cu(kOp, "cu_seqlens_q", a.cu_seqlens_q);
+  const Arg hidden(kOp, "hidden", a.hidden);
+  const Arg lens(kOp, "kv_lens", a.kv_lens);
+  const Arg cu(kOp, "cu_seqlens_q", a.cu_seqlens_q);
   lens.same_device(hidden).dtype({DType::i32}).shape({rows}, "rows of page_table").contiguous();
   cu.same_device(hidden).dtype({DType::i32}).shape({rows + 1}, "rows of page_table, plus 1").contiguous();
 }
 
-// Latent attention asks for memory by the lengths of these entries.
+// Latent attention asks for memory by the lengths of these entries. Where there are any check_lengths came before.
 void check_expanded(const rk_decoder_args& a) {
   const int64_t rows = a.page_table->shape[0];
   if (a.num_expanded < 0 || a.num_expanded > rows)
     fail(RK_INVALID, "%s: num_expanded is %lld, expected 0 to %lld (rows of page_table)", kOp,
          (long long)a.num_expanded, (long long)rows);
   if (a.num_expanded == 0) return;
-  check_lengths(a);
   const int32_t* const begins = data_ptr<int32_t>(*a.cu_seqlens_q);
   for (int64_t b = 0; b < rows; b++)
     if (begins[b + 1] < begins[b])
@@ -45,8 +47,8 @@ void check_expanded(const rk_decoder_args& a) {
          begins[rows], (long long)a.hidden->shape[0]);
 }
 
+// hidden and page_table are checked, the lengths too where they are read.
 DecoderPlan plan_of(const rk_decoder_args& a) {
-  check_hidden(a);
   check_expanded(a);
   DecoderPlan plan;
   plan.tokens = a.hidden->shape[0];
@@ -69,8 +71,9 @@ DecoderPlan plan_of(const rk_decoder_args& a) {
 rk_status rk_decoder(const rk_decoder_args* args, rk_stream) {
   return guard([&] {
     const auto a = read_args(kOp, args);
-    const DecoderPlan plan = plan_of(a);
+    check_hidden(a);
     check_lengths(a);
+    const DecoderPlan plan = plan_of(a);
     const Arg workspace(kOp, "workspace", a.workspace);
     workspace.backend_device().dtype({DType::u8}).ndim(1).contiguous().writable();
     if (workspace.size(0) < plan.bytes + kAlign)
@@ -86,6 +89,9 @@ rk_status rk_decoder_workspace_size(const rk_decoder_args* args, int64_t* bytes)
   return guard([&] {
     const char* op = "decoder_workspace_size";
     if (!bytes) fail(RK_INVALID, "%s: bytes is required", op);
-    *bytes = plan_of(read_args(op, args)).bytes + kAlign;  // the caller's memory may begin anywhere
+    const auto a = read_args(op, args);
+    check_hidden(a);
+    if (a.num_expanded != 0) check_lengths(a);
+    *bytes = plan_of(a).bytes + kAlign;  // the caller's memory may begin anywhere
   });
 }

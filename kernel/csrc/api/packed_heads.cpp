@@ -9,11 +9,13 @@ rk_status rk_linear_heads(const rk_linear_heads_args* args, rk_stream) {
   return guard([&] {
     const char* op = "linear_heads";
     const auto a = read_args(op, args);
-    const Arg x(op, "x", a.x), out(op, "out", a.out);
+    const Arg x(op, "x", a.x);
+    const Arg out(op, "out", a.out);
     x.backend_device().dtype(kFloats).ndim(3).last_contiguous();
     if (x->device.type != RK_DEVICE_CPU) x.reject(RK_UNSUPPORTED, "is on a GPU, this op runs on the CPU");
     if (a.num_heads < 1 || !a.heads || !a.heads[0].desc) fail(RK_INVALID, "%s: there are no heads", op);
-    const int64_t outputs = a.heads[0].desc->n, inputs = a.heads[0].desc->k;
+    const int64_t outputs = a.heads[0].desc->n;
+    const int64_t inputs = a.heads[0].desc->k;
     x.shape({-1, a.num_heads, inputs}, "heads, inputs of their weights");
     out.same_device(x).shape({x.size(0), a.num_heads, outputs}, "tokens and heads of x, outputs of their weights");
     out.last_contiguous().writable();

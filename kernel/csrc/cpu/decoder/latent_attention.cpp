@@ -58,14 +58,18 @@ void run(const Step& whole, const rk_latent_attention_op& op) {
   if (part.tokens == 0) return;
   const Step step = whole.part(0, part.tokens);
   const Sizes sizes(op);
-  const int64_t one = sizes.bytes(part.tokens, op.heads), bytes = attention_bytes(step.args, op, sizes);
-  const View q_latent = latents(step, op, sizes, step.scratch()), seen = latents(step, op, sizes, step.scratch() + one);
-  const View q_nope = step.heads(op.q, op.heads, 0, sizes.nope), out = step.heads(op.out, op.heads, 0, sizes.value);
+  const int64_t one = sizes.bytes(part.tokens, op.heads);
+  const int64_t bytes = attention_bytes(step.args, op, sizes);
+  const View q_latent = latents(step, op, sizes, step.scratch());
+  const View seen = latents(step, op, sizes, step.scratch() + one);
+  const View out = step.heads(op.out, op.heads, 0, sizes.value);
+  const View q_nope = step.heads(op.q, op.heads, 0, sizes.nope);
   const View q_rope = step.heads(op.q, op.heads, sizes.nope, sizes.query - sizes.nope);
   multiply(op.heads, op.absorb, q_nope, q_latent);
 
-  const Slice table(*step.args.page_table, 0, part.entries), lens(*step.args.kv_lens, 0, part.entries),
-      offsets(*step.args.cu_seqlens_q, 0, part.entries + 1);
+  const Slice table(*step.args.page_table, 0, part.entries);
+  const Slice lens(*step.args.kv_lens, 0, part.entries);
+  const Slice offsets(*step.args.cu_seqlens_q, 0, part.entries + 1);
   const Vector space(*step.args.hidden, {RK_CODE_UINT, 8, 1}, step.scratch() + 2 * one, bytes);
   rk_mla_decode_args args{sizeof args, op.softmax_scale, /*causal=*/1};
   args.q_nope = q_latent;

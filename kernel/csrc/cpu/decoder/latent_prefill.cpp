@@ -41,12 +41,14 @@ class Plan {
 
   template <class Fn>
   void for_pieces(const Fn& fn) const {
-    const int64_t end = args_.page_table->shape[0], most = std::max<int64_t>(1, kExpandedBytes / expanded_bytes(1));
+    const int64_t end = args_.page_table->shape[0];
+    const int64_t most = std::max<int64_t>(1, kExpandedBytes / expanded_bytes(1));
     for (int64_t b = end - args_.num_expanded; b < end;) {
       Piece piece{b, 0, 0};
       do {
-        piece.keys += lens()[b++];
+        piece.keys += lens()[b];
         piece.entries++;
+        b++;
       } while (b < end && piece.keys + lens()[b] <= most);
       fn(piece);
     }
@@ -142,8 +144,8 @@ class Run {
          rk_gather_mla_kv_args{sizeof(rk_gather_mla_kv_args), op_.kv_cache, table, cu, /*starts=*/nullptr, out});
   }
   void expand() const {
-    const View x = matrix(tokens(), plan_.cache.size(2), plan_.latent),
-               out = matrix(both(), plan_.both(), plan_.both());
+    const View x = matrix(tokens(), plan_.cache.size(2), plan_.latent);
+    const View out = matrix(both(), plan_.both(), plan_.both());
     rk_linear_args args{sizeof args, op_.expand_desc};
     args.x = x;
     args.packed = op_.expand;
@@ -151,7 +153,8 @@ class Run {
     call(rk_linear, args);
   }
   void join() const {
-    const View k = keys(), nope = heads(both(), plan_.both(), plan_.heads, plan_.nope + plan_.value, plan_.nope);
+    const View k = keys();
+    const View nope = heads(both(), plan_.both(), plan_.heads, plan_.nope + plan_.value, plan_.nope);
     char* const rotary = tokens() + plan_.latent * plan_.item();
     const View rope = heads(rotary, plan_.cache.size(2), 1, plan_.rotary, plan_.rotary);
     call(rk_concat_mla_k, rk_concat_mla_k_args{sizeof(rk_concat_mla_k_args), k, nope, rope});
@@ -159,10 +162,12 @@ class Run {
   void attend() const {
     const Step part = step_.part(first_, queries_);
     char* const first_value = both() + plan_.nope * plan_.item();
-    const View q = part.heads(op_.q, plan_.heads, 0, plan_.query), k = keys();
+    const View q = part.heads(op_.q, plan_.heads, 0, plan_.query);
+    const View k = keys();
     const View out = part.heads(op_.out, plan_.heads, 0, plan_.value);
     const View v = heads(first_value, plan_.both(), plan_.heads, plan_.nope + plan_.value, plan_.value);
-    const Vector of_q = offsets(cu_q()), of_k = offsets(cu_k());
+    const Vector of_q = offsets(cu_q());
+    const Vector of_k = offsets(cu_k());
     rk_flash_attn_varlen_args args{sizeof args, {op_.softmax_scale, 0, /*causal=*/1, -1, -1}};
     args.q = q;
     args.k = k;

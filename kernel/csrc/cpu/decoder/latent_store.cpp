@@ -8,8 +8,11 @@
 namespace radix::cpu::decoder {
 
 void run(const Step& step, const rk_latent_store_op& op) {
-  const int64_t rotary = op.rope.count, first = op.q.count / std::max<int64_t>(op.heads, 1) - rotary;
-  const View q = step.heads(op.q, op.heads, first, rotary), latent = step.view(op.latent), rope = step.view(op.rope);
+  const int64_t rotary = op.rope.count;
+  const int64_t first = op.q.count / std::max(op.heads, 1) - rotary;
+  const View q = step.heads(op.q, op.heads, first, rotary);
+  const View latent = step.view(op.latent);
+  const View rope = step.view(op.rope);
   rk_apply_rope_inplace_args turn{sizeof turn, static_cast<int32_t>(rotary), op.is_neox};
   turn.positions = step.args.positions;
   turn.query = q;
