@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels import _loader
 from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, integers
 from tests.kernel.packed_experts_cases import TOLERANCE, dequantized, make, oracle
 
@@ -77,6 +78,17 @@ def test_quantized_activations(kind, group, tokens, rng):
     assert_close(
         f"fused_experts_packed {kind}", got, oracle_of_codes(x, experts, weights, ids), (5e-3, 8e-2)
     )
+
+
+@pytest.mark.cpu_only
+def test_the_library_takes_all_experts_at_once(rng):
+    """A decoder points at the library's list of experts, which one that came later would move."""
+    if _loader.backend != "cpu":
+        pytest.skip("no native CPU library")
+    _, w1, w2, _, _ = make(1, 3, 2, 64, 32, torch.float32, rng)
+    native = rk.pack_experts(w1, w2).native
+    assert native is not None
+    assert not hasattr(native, "add")
 
 
 def test_experts_elsewhere(rng):

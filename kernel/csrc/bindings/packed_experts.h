@@ -16,15 +16,12 @@ inline rk_gating gating_of(const py::tuple& parts) {
 // The Python object `_bind.PackedExperts`: the weights of all experts. radix_kernels.PackedExperts is its public face.
 class PackedExperts {
  public:
-  // w1, w2 are (PackedDesc, data).
-  void add(const py::tuple& w1, const py::tuple& w2) {
-    Call call("pack_experts");
-    rk_packed_expert expert{};
-    expert.w1_desc = keep_.desc(w1[0]);
-    expert.w1 = keep_.tensor(call, "w1", w1[1]);
-    expert.w2_desc = keep_.desc(w2[0]);
-    expert.w2 = keep_.tensor(call, "w2", w2[1]);
-    experts_.push_back(expert);
+  // weights: (w1, w2) of each expert, both (PackedDesc, data).
+  explicit PackedExperts(const py::list& weights) {
+    for (const auto& each : weights) {
+      const auto pair = py::cast<py::tuple>(each);
+      add(pair[0].cast<py::tuple>(), pair[1].cast<py::tuple>());
+    }
     args_.experts = experts_.data();
     args_.num_experts = static_cast<int32_t>(experts_.size());
   }
@@ -56,9 +53,20 @@ class PackedExperts {
     call.run(rk_fused_experts_packed, args);
   }
 
+  // They stay where they are as long as this object lives: a decoder points at them.
   const std::vector<rk_packed_expert>& experts() const { return experts_; }
 
  private:
+  void add(const py::tuple& w1, const py::tuple& w2) {
+    Call call("pack_experts");
+    rk_packed_expert expert{};
+    expert.w1_desc = keep_.desc(w1[0]);
+    expert.w1 = keep_.tensor(call, "w1", w1[1]);
+    expert.w2_desc = keep_.desc(w2[0]);
+    expert.w2 = keep_.tensor(call, "w2", w2[1]);
+    experts_.push_back(expert);
+  }
+
   rk_fused_experts_packed_args args_{sizeof(rk_fused_experts_packed_args)};  // what all calls share
   std::vector<rk_packed_expert> experts_;
   Keeper keep_;

@@ -52,10 +52,11 @@ class PackedExperts:
             return
         if any(w.layout == REFERENCE_LAYOUT for w in (*self.w1, *self.w2)):
             return
-        native = make()
-        for w1, w2 in zip(self.w1, self.w2, strict=True):
-            native.add((w1.descriptor, w1.data), (w2.descriptor, w2.data))
-        object.__setattr__(self, "native", native)
+        weights = [
+            ((w1.descriptor, w1.data), (w2.descriptor, w2.data))
+            for w1, w2 in zip(self.w1, self.w2, strict=True)
+        ]
+        object.__setattr__(self, "native", make(weights))
 
     @staticmethod
     def part(
