@@ -169,7 +169,8 @@ typedef struct rk_latent_attention_op {
 /* Latent attention of the last num_expanded entries, un-absorbed; q and out as above. rk_gather_mla_kv of all tokens of
  * an entry; rk_linear of their latent values by expand [heads * (N + V), L], which gives keys, then values of each
  * head; rk_concat_mla_k with the rotary ones; rk_flash_attn_varlen, causal. Entries whose keys and values take 64 MiB
- * together, or one that takes more, are expanded at a time. */
+ * together, or one that takes more, are expanded at a time. RK_INVALID for an entry whose kv_lens is less than its
+ * queries. */
 typedef struct rk_latent_prefill_op {
   rk_columns q;
   rk_columns out;

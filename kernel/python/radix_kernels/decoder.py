@@ -285,7 +285,8 @@ class LatentPrefillOp:
     """Un-absorbed attention of the last `num_expanded` entries of a call; q and out as in
     `LatentAttentionOp`. `gather_mla_kv` of their tokens, `linear` of the latent values by `expand`
     [heads * (N + V), L], keys before values in each head, `concat_mla_k` with the rotary values,
-    and causal `flash_attn_varlen`. What is expanded at once takes 64 MiB, or is one entry's."""
+    and causal `flash_attn_varlen`. What is expanded at once takes 64 MiB, or is one entry's.
+    ValueError for an entry with fewer tokens in the cache, kv_lens, than queries."""
 
     q: Columns
     out: Columns
