@@ -77,7 +77,8 @@ def op_map() -> str:
     lines = ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for op in _load("_ops").OPS:
         families = list(dict.fromkeys(kernel.family for kernel in op.kernels))
-        kernels = [folder for family in families for folder in kernel_folders(family)]
+        by_family = sorted(op.kernels, key=lambda kernel: families.index(kernel.family))
+        kernels = dict.fromkeys(path for kernel in by_family for path in kernel_folders(kernel))
         cells = [
             f"`{op.name}`",
             ", ".join(_native(op)),
@@ -93,19 +94,41 @@ def op_map() -> str:
     return "\n".join([*lines, "", ""])
 
 
-def kernel_folders(family: str) -> list[str]:
-    """Where csrc has the family's kernels: folders of its name, or files that begin with it."""
+def kernel_folders(kernel: Any) -> list[str]:
+    """Where csrc has the kernel for its libraries: folders of its family's name, or files that
+    begin with it."""
     csrc = KERNEL / "csrc"
+    family = kernel.family
     found = set()
     for path in csrc.rglob(f"{family}*"):
         relative = path.relative_to(csrc)
-        if relative.parts[0] in _NO_KERNELS:
+        if relative.parts[0] in _NO_KERNELS or not _serves(relative.parts[0], kernel):
             continue
         if path.is_dir() and path.name == family:
             found.add(f"{relative.as_posix()}/")
         elif path.stem == family and path.suffix == ".cu" and path.parent.name != family:
             found.add(relative.as_posix())
     return sorted(found)
+
+
+def _serves(folder: str, kernel: Any) -> bool:
+    """Whether a library that has the kernel is built from this folder of csrc."""
+    libraries = kernel.libraries
+    if folder == "cpu":
+        return any(library.backend == "cpu" for library in libraries)
+    if folder == "gpu":
+        return any(library.backend != "cpu" for library in libraries)
+    on_nvidia = [library for library in libraries if library.backend == "cuda"]
+    return any(
+        not library.archs or folder in map(_folder_of_chip, library.archs) for library in on_nvidia
+    )
+
+
+def _folder_of_chip(arch: str) -> str:
+    """The folder of kernels for NVIDIA's `sm_89`: `sm80`, the newest that is no newer."""
+    numbers = [int(path.name[2:]) for path in (KERNEL / "csrc").glob("sm[0-9]*")]
+    chip = int(arch.removeprefix("sm_"))
+    return f"sm{max(number for number in numbers if number <= chip)}"
 
 
 def _native(op: Any) -> list[str]:

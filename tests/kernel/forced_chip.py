@@ -16,15 +16,14 @@ def forced_chip(isa: str, *ops: str) -> Iterator[None]:
     Triton, no reference. AssertionError where the library has none for one of `ops`, functions of
     the binding."""
     before = rk.get_fallback()
-    with (
-        mock.patch.object(_dispatch, "isa", return_value=isa),
-        mock.patch.object(_dispatch, "triton_installed", return_value=False),
-    ):
-        rk.set_fallback("error")
-        for op in ops:
-            assert _dispatch.describe(op, "cuda") == (f"cuda:{isa}", "native kernel"), op
-        try:
+    try:
+        with (
+            mock.patch.object(_dispatch, "isa", return_value=isa),
+            mock.patch.object(_dispatch, "triton_installed", return_value=False),
+        ):
+            rk.set_fallback("error")
+            for op in ops:
+                assert _dispatch.describe(op, "cuda") == (f"cuda:{isa}", "native kernel"), op
             yield
-        finally:
-            rk.set_fallback(before)
-    _dispatch.choose_anew()
+    finally:
+        rk.set_fallback(before)  # forgets what was chosen, too

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -145,7 +147,42 @@ def test_the_tool(fetch, tmp_path):
         found, said = fetch(families)
         assert found == "" and "nvidia-cutlass==4.2.0.0 cannot be installed" in said
         assert fetch(families, RADIX_CUTLASS_DIR="none") == ("none", "")
-    source = tmp_path / "build/cutlass/cutlass_library/source"
-    source.mkdir(parents=True)
+    source = make_cutlass(tmp_path / "build/cutlass/cutlass_library/source")
     assert fetch("") == (str(source), "")
     assert fetch("", RADIX_CUTLASS_DIR="/own") == ("/own", "")
+
+
+def make_wheel(folder: Path, *headers: str) -> str:
+    """A package of the tool's name with these files; the folder, for pip to look into."""
+    folder.mkdir()
+    about = "nvidia_cutlass-4.2.0.0.dist-info"
+    kind = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    named = "Metadata-Version: 2.1\nName: nvidia-cutlass\nVersion: 4.2.0.0\n"
+    files = {f"cutlass_library/source/include/cutlass/{name}": "whole\n" for name in headers}
+    files |= {f"{about}/WHEEL": kind, f"{about}/METADATA": named}
+    files[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{about}/RECORD"])
+    with zipfile.ZipFile(folder / "nvidia_cutlass-4.2.0.0-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return str(folder)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="pip is not installed")
+def test_the_tool_installs_all_or_nothing(fetch, tmp_path):
+    """What an installation that was broken off has left behind is not taken for CUTLASS."""
+    build = tmp_path / "build"
+    source = build / "cutlass/cutlass_library/source"
+    left = source / "include/cutlass/half.h"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    found, said = fetch("scaled_mm")
+    assert found == "" and "nvidia-cutlass==4.2.0.0 cannot be installed" in said
+    assert list(build.iterdir()) == [build / "cutlass"]
+    without = make_wheel(tmp_path / "without", "cutlass.h")
+    found, said = fetch("scaled_mm", PIP_FIND_LINKS=without)
+    assert found == "" and "has no headers" in said and left.exists()
+    whole = make_wheel(tmp_path / "whole", "cutlass.h", "version.h")
+    assert fetch("scaled_mm", PIP_FIND_LINKS=whole) == (str(source), "")
+    assert {path.name for path in left.parent.iterdir()} == {"cutlass.h", "version.h"}
+    assert list(build.iterdir()) == [build / "cutlass"]
+    assert fetch("scaled_mm") == (str(source), "")

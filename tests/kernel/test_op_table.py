@@ -135,6 +135,22 @@ def test_what_is_written_from_the_table_is_fresh():
     assert done.returncode == 0, f"{done.stdout}run python tools/op_tables.py"
 
 
+def rows_of_the_map() -> dict[str, list[str]]:
+    """The cells of each op, from the page."""
+    page = (ROOT / "docs" / "kernels" / "README.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells for cells in rows}
+
+
+@by_name
+def test_the_map_gives_an_op_the_folders_of_its_chips(op):
+    _, native, _, _, kernels, *_ = rows_of_the_map()[op.name]
+    generations = {chip[:-1] for chip in re.findall(r"sm_\d+", native)}
+    assert {f"sm_{folder[:-1]}" for folder in re.findall(r"`sm(\d+)/", kernels)} == generations
+    assert "CPU" in native or "`cpu/" not in kernels
+    assert "CUDA" in native or generations or "`gpu/" not in kernels
+
+
 TOY = """    OpSpec(
         name="toy_double", module="toy", dtypes=FLOATS,
         kernels=(Kernel(name="toy_double", family="toy", libraries=_EVERYWHERE),),

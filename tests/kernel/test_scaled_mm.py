@@ -138,6 +138,22 @@ def test_what_the_kernel_refuses_is_tritons(library, monkeypatch):
     assert asked == [(1,), "triton"] and is_bound == [True, False]
 
 
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("ops", [("int8_scaled_mm",), ("int8_scaled_mm", "fp8_scaled_mm")])
+def test_a_forced_chip_leaves_nothing_behind(library, ops):
+    """Neither where its body fails, nor where it finds no kernel itself (FP8's)."""
+    found = library("sm_90", "int8_scaled_mm", "int8_scaled_mm_sm80")
+    rk.set_fallback("reference")
+    assert _dispatch.native("int8_scaled_mm", OnGpu()) is found.int8_scaled_mm
+    with pytest.raises(AssertionError, match="body" if len(ops) == 1 else "fp8_scaled_mm"):
+        with forced_chip("sm_89", *ops):
+            assert rk.get_fallback() == "error"
+            assert _dispatch.native("int8_scaled_mm", OnGpu()) is found.int8_scaled_mm_sm80
+            raise AssertionError("body")
+    assert rk.get_fallback() == "reference" and _dispatch.isa() == "sm_90"
+    assert _dispatch.native("int8_scaled_mm", OnGpu()) is found.int8_scaled_mm
+
+
 # ------------------------------------------------------------------ on a GPU
 
 
@@ -146,6 +162,8 @@ def as_ada(request):
     """The kernels of Ada, whatever the GPU is."""
     if not on_gpu(request) or _loader.backend != "cuda":
         pytest.skip("these kernels are CUDA's")
+    if not hasattr(_loader.bind, "fp8_scaled_mm_sm89"):
+        pytest.skip("this library is built without CUTLASS, and so without these kernels")
     with forced_chip("sm_89", "int8_scaled_mm", "fp8_scaled_mm"):
         yield
 

@@ -1,7 +1,7 @@
 // FP8 (e4m3) on sm_100: CUTLASS's kernel for tcgen05 and TMA, with scales and bias in its epilogue. One tile for any
 // number of tokens. Compiled for sm_100a.
 #include <cutlass/cutlass.h>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/device_kernel.h>
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
@@ -61,9 +61,16 @@ struct Sm100Product
 
 namespace {
 
-void check_cutlass(cutlass::Status status, rk_status refusal, const char* op) {
-  if (status != cutlass::Status::kSuccess)
-    fail(refusal, "%s: CUTLASS: %s", op, cutlass::cutlassGetStatusString(status));
+// CUTLASS's own launch reports, and clears, whatever error the thread has pending, and hides CUDA's text of its own.
+template <class Kernel>
+void launch(const Problem& q, const typename Kernel::Params& params) {
+  const void* kernel = reinterpret_cast<const void*>(cutlass::device_kernel<Kernel>);
+  constexpr int kSharedBytes = Kernel::SharedStorageSize;
+  gpu::raise_kernel_attribute(q.op, q.device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  void* pointers[] = {const_cast<typename Kernel::Params*>(&params)};
+  const cudaError_t error = cudaLaunchKernel(kernel, Kernel::get_grid_shape(params), Kernel::get_block_shape(),
+                                             pointers, kSharedBytes, reinterpret_cast<cudaStream_t>(q.stream));
+  gpu::check_gpu(error, q.op);
 }
 
 // Values lie next to each other, or there is one.
@@ -75,11 +82,11 @@ bool is_vector(const char* op, const char* name, int64_t step) {
 
 template <class Out>
 void run(const Problem& q) {
-  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Sm100Product<Out>>;
+  using Kernel = Sm100Product<Out>;
   const Epilogue& e = q.epilogue;
   // The step of a single row may be anything; TMA wants multiples of 16 bytes.
   const int64_t x_step = q.m > 1 ? q.x_step : q.k, out_step = q.m > 1 ? e.out_step : q.n;
-  typename Gemm::Arguments a{};
+  typename Kernel::Arguments a{};
   a.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   a.problem_shape = {q.m, q.n, q.k, 1};
   a.mainloop.ptr_A = reinterpret_cast<const cutlass::float_e4m3_t*>(q.x);
@@ -100,13 +107,10 @@ void run(const Problem& q) {
   a.hw_info.sm_count = gpu::multiprocessors(q.device);
 
   const gpu::DeviceScope scope(q.device);
-  Gemm gemm;
-  check_cutlass(gemm.can_implement(a), RK_UNSUPPORTED, q.op);
+  if (!Kernel::can_implement(a)) fail(RK_UNSUPPORTED, "%s: CUTLASS does not take these sizes and steps", q.op);
   // The library allocates nothing, and this kernel has nothing to keep: k is not shared.
-  if (Gemm::get_workspace_size(a) != 0) fail(RK_UNSUPPORTED, "%s: CUTLASS wants a workspace", q.op);
-  const auto stream = reinterpret_cast<cudaStream_t>(q.stream);
-  check_cutlass(gemm.initialize(a, nullptr, stream), RK_RUNTIME, q.op);
-  check_cutlass(gemm.run(stream), RK_RUNTIME, q.op);
+  if (Kernel::get_workspace_size(a) != 0) fail(RK_UNSUPPORTED, "%s: CUTLASS wants a workspace", q.op);
+  launch<Kernel>(q, Kernel::to_underlying_arguments(a, nullptr));
 }
 
 }  // namespace
