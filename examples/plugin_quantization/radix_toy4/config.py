@@ -13,7 +13,7 @@ from radix_runtime.quantization.config import (
     read_settings,
     unquantized,
 )
-from radix_runtime.quantization.names import is_listed
+from radix_runtime.quantization.names import NameList
 
 from .method import Toy4Method
 
@@ -28,13 +28,13 @@ class Toy4Config(QuantizationConfig):
     """Linear layers and experts but for those that the file lists as left out."""
 
     def __init__(self, left_out: Sequence[str]) -> None:
-        self._left_out = left_out
+        self._left_out = NameList(left_out)
 
     @classmethod
     def from_checkpoint(cls, raw: Mapping[str, Any], target: Target) -> QuantizationConfig:
         return cls(read_settings(raw, Toy4Settings).left_out)
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
-        if not kind.is_product or is_listed(name, self._left_out):
+        if not kind.is_product or name in self._left_out:
             return unquantized(kind)
         return Toy4Method()

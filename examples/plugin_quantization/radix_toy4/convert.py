@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from radix_runtime.quantization.names import is_listed
+from radix_runtime.quantization.names import NameList
 
 from .method import BLOCK_INPUTS, BLOCK_OUTPUTS, CODES_IN_WORD
 
@@ -39,9 +39,10 @@ def convert(source: Path, target: Path, left_out: Sequence[str] = ()) -> None:
     for file in source.glob("*.json"):
         shutil.copy(file, target)
     tensors: dict[str, torch.Tensor] = {}
+    kept = NameList(left_out)
     for key, tensor in load_file(source / "model.safetensors").items():
         module = key.removesuffix(".weight")
-        if _PRODUCT.search(key) is None or is_listed(module, left_out):
+        if _PRODUCT.search(key) is None or module in kept:
             tensors[key] = tensor
         else:
             tensors[f"{module}.codes"], tensors[f"{module}.block_scales"] = quantize(tensor)
