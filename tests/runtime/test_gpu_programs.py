@@ -107,6 +107,10 @@ def test_gpt_oss_tokens(
 
 def test_family_tokens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A model without its windows is noticed."""
+    for key, size in {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}.items():
+        monkeypatch.setitem(family_tokens.SIZES, key, size)
+    monkeypatch.setitem(family_tokens.FAMILIES["gemma3"], "head_dim", 64)
+    monkeypatch.setattr(family_tokens, "ROUNDS", 10)
     assert family_tokens.check("gemma3", "cpu", num_prompts=3, count=8)
     told = capsys.readouterr().out
     assert "ok    gemma3, bfloat16: 3 of 3 prompts compared to the end, 24 of 24 tokens" in told
