@@ -47,7 +47,7 @@ LONGEST = 200  # tokens of a prompt
 SPREAD = 2.5  # of the logits, their standard deviation
 # The least gap that a head is fitted to: bfloat16 may choose another expert.
 CLEAR = 0.75
-CLEAR_EXPERTS = 2.0
+CLEAR_EXPERTS = 1.5
 ROUNDS = 50  # of fitting
 SIZES: dict[str, Any] = {
     "hidden_size": 512,
