@@ -81,6 +81,7 @@ stage random-load 400 "${cuda[@]}" -m tests.gpu.random_load bench/serving/models
 stage quantized 300 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" --formats block channel int8 tensor at_load &
 stage codes 500 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" --models llama --formats awq gptq_desc_act w4a16 int4 q4_0 &
 stage codes-experts 500 "${cuda[@]}" -m tests.gpu.quantized_tokens --device "$device" --models qwen3_moe --formats awq int8_weights &
+stage families 500 "${cuda[@]}" -m tests.gpu.family_tokens --device "$device" &
 stage graph-tokens 400 "${cuda[@]}" -m tests.gpu.graph_tokens bench/serving/models/qwen3-0.6b --requests 60 &
 stage constrained 200 "${cuda[@]}" -m tests.gpu.constrained_tokens --device "$device" &
 stage serve 200 "${cuda[@]}" -m tests.gpu.serve_demo --device "$device" &

@@ -6,16 +6,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.gpu_runtime import occupancy
 from bench.gpu_runtime.process import ROOT
 from radix_runtime import Engine, ops
 from radix_runtime.layers.moe import Experts
+from radix_runtime.model_config import ModelConfig
 from radix_runtime.quantization.base import ExpertTerms
-from tests.gpu import gpt_oss_tokens, toggle_tokens
+from tests.gpu import family_tokens, gpt_oss_tokens, toggle_tokens
 from tests.gpu.random_load import RandomCalls, p99_ms
 from tests.runtime.tiny_config import config_folder
 
@@ -100,3 +103,44 @@ def test_gpt_oss_tokens(
     monkeypatch.setattr(Experts, "terms", lambda self: without)
     assert not gpt_oss_tokens.check("cpu", sizes, 64, experts)
     assert f"WRONG {experts}, float32" in capsys.readouterr().out
+
+
+def test_family_tokens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without its windows is noticed."""
+    for key, size in {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}.items():
+        monkeypatch.setitem(family_tokens.SIZES, key, size)
+    monkeypatch.setitem(family_tokens.FAMILIES["gemma3"], "head_dim", 64)
+    monkeypatch.setattr(family_tokens, "ROUNDS", 10)
+    assert family_tokens.check("gemma3", "cpu", num_prompts=3, count=8)
+    told = capsys.readouterr().out
+    assert "ok    gemma3, bfloat16: 3 of 3 prompts compared to the end, 24 of 24 tokens" in told
+    from_dir = ModelConfig.from_dir
+
+    def without_windows(path: Path) -> ModelConfig:
+        config = from_dir(path)
+        layers = tuple(
+            replace(layer, mixer=replace(layer.mixer, window=None)) for layer in config.spec.layers
+        )
+        return replace(config, spec=replace(config.spec, layers=layers))
+
+    monkeypatch.setattr(ModelConfig, "from_dir", lambda path, *options: without_windows(path))
+    assert not family_tokens.check("gemma3", "cpu", num_prompts=3, count=8)
+    assert "WRONG gemma3, bfloat16" in capsys.readouterr().out
+
+
+def test_family_tokens_compares_up_to_a_near_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Position 1 of the first prompt is nearly a tie, and position 3 of the second differs."""
+    exact = torch.tensor([0.0, 1.0, 3.0]).repeat(2, 4, 1)
+    exact[0, 1, 1] = 2.8
+    rounded = exact.clone()
+    rounded[0, 1:, 1] = 4.0
+    models = family_tokens.Made(folder=Path(), exact=exact, rounded=rounded)
+    monkeypatch.setattr(family_tokens, "next_logits", lambda model, rows, count: model)
+    text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4] * 2, 4)
+    assert not good  # one of two to the end
+    assert text.startswith("1 of 2 prompts compared to the end, 5 of 8 tokens equal")
+    assert "1 prompts part, 0 at a clear gap, first: token 1 of prompt 0, gap 0.200" in text
+    monkeypatch.setattr(family_tokens, "SHARE", 0.5)
+    assert family_tokens.compare(models, [[5], [6]], [[2] * 4] * 2, 4)[1]
+    text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)
+    assert not good and "2 prompts part, 1 at a clear gap" in text
