@@ -156,6 +156,9 @@ def measure(run: Run, arm: Arm, folder: Path, args: argparse.Namespace) -> None:
         except Failed as failure:
             run.add(folder.name, arm, "start", {"error": str(failure)})
             return
+        except SystemExit:
+            process.kill()
+            raise
         finally:
             process.close()
 

@@ -37,13 +37,14 @@ class Child:
 
     def _end(self) -> str:
         """Why the process has ended: its status and the end of its standard error."""
-        self._kill()
+        self.kill()
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - ERROR_BYTES))
         text = self._errors.read().decode(errors="replace").strip()
         return f"ended with {self._process.returncode}: {text}"
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Ends the process and what it has started, at once."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -96,7 +97,7 @@ class ArmProcess(Child):
             self._process.wait(timeout=15)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             pass
-        self._kill()
+        self.kill()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -108,7 +109,7 @@ class ArmProcess(Child):
         try:
             line = self._lines.get(timeout=limit)
         except queue.Empty:
-            self._kill()
+            self.kill()
             raise Failed(f"more than {limit:.0f} s") from None
         if not line:
             raise Failed(self._end())

@@ -153,7 +153,7 @@ class ServerProcess(Child):
             self._process.wait(timeout=15)
         except subprocess.TimeoutExpired:
             pass
-        self._kill()
+        self.kill()
         self._temporary.cleanup()
 
     def _rate(self, load: Load) -> list[str]:

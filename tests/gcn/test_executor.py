@@ -8,9 +8,13 @@ import pytest
 from tests.gcn import assembly, library
 from tests.gcn.assembly import LANES, Refused, lanes, run
 
-pytestmark = pytest.mark.skipif(
-    not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-)
+# The first test compiles the executor.
+pytestmark = [
+    pytest.mark.builds(),
+    pytest.mark.skipif(
+        not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
+    ),
+]
 
 LANE = np.arange(LANES)
 U32 = np.uint32

@@ -22,7 +22,7 @@ from tests.runtime.tiny_models import Driver, Sequence
 pytestmark = pytest.mark.skipif(not has_packages(), reason="run `make real-model` first")
 
 FULL = os.environ.get("RADIX_TEST_FULL") == "1"
-PROMPTS = 100 if FULL else 12
+PROMPTS = 100 if FULL else 8
 NEW_TOKENS = 32 if FULL else 12
 LONGEST = 200  # tokens of a prompt
 GAP = 2e-3  # of the two best logits, below which float32 runs may differ
