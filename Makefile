@@ -70,8 +70,9 @@ lint: $(TEST_PACKAGES)
 # TESTS="tests/runtime" or other paths: those alone. Two stages: independent tests in WORKERS processes, a file in one of them;
 # then, with nothing beside them, those that start servers or look at time and CPU (tests/conftest.py says which).
 # Tests that compile GPU code are `make test-builds`, for as long as it takes (docs/releasing.md).
+# Three processes on two cores: many tests wait for processes of their own.
 TESTS ?= tests
-WORKERS ?= 2
+WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # For CI (tools/ci_tests.py) JUNIT names a folder: a stage leaves its report there, and failures of tests do not end it.
 report = $(if $(JUNIT),--junitxml=$(JUNIT)/$@.xml -o junit_family=xunit1)

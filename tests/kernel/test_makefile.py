@@ -149,8 +149,8 @@ def test_tests_of_a_folder(make):
     formatter.chmod(0o755)
     for target in ("test", "test-full"):
         for given, paths in (({}, "tests"), ({"TESTS": "tests/runtime"}, "tests/runtime")):
-            together, serial = make(target, **given)[-2:]
-            assert "-m not serial and not builds -n 2 --dist loadfile" in together
+            together, serial = make(target, WORKERS="5", **given)[-2:]
+            assert "-m not serial and not builds -n 5 --dist loadfile" in together
             assert "-m serial and not builds" in serial and " -n " not in serial
             assert together.endswith(f" {paths}") and serial.endswith(f" {paths}")
     (builds,) = make("test-builds", JUNIT="/reports")
