@@ -6,7 +6,10 @@ import math
 
 import torch
 
+from tests.kernel.helpers import spread
+
 HALVES = [torch.bfloat16, torch.float16]
+INT8_KINDS = ["tensor", "row", "row and bias", "zero points", "one zero point and float bias"]
 # The tensor cores keep about 14 bits of a sum of 128 FP8 products.
 FP8 = {torch.float16: (1.2e-3, 6e-3), torch.bfloat16: (4.5e-3, 9e-3)}
 
@@ -52,3 +55,21 @@ def zero_points(rows, rng) -> torch.Tensor:
 
 def column_sums(b) -> torch.Tensor:
     return b.sum(0, dtype=torch.int32)
+
+
+def int8_operands(dtype, shape, tokens, kind, rng):
+    """mat_a [tokens, k] and mat_b [k, n] of a shape (n, k), their scales, bias or None, and zero
+    points or None, as `kind` says."""
+    n, k = shape
+    a = int8((tokens, k), rng, gap=16)
+    b = int8((n, k), rng, gap=32).t()
+    row = kind != "tensor"
+    sa = scales((tokens, 1) if row else (1,), rng) / 2**8  # float16 holds the results
+    sb = scales((1, n) if row else (1,), rng)
+    bias = None
+    if "bias" in kind:
+        bias = spread((n,), torch.float32 if "float" in kind else dtype, rng)
+    azp = None
+    if "zero" in kind:
+        azp = zero_points(1 if "one" in kind else tokens, rng)
+    return a, b, sa, sb, bias, azp

@@ -15,10 +15,12 @@ from tests.kernel.forced_chip import forced_chip
 from tests.kernel.gemm_cases import (
     FP8,
     HALVES,
+    INT8_KINDS,
     column_sums,
     exact,
     fp8,
     int8,
+    int8_operands,
     on_gpu,
     scales,
     zero_points,
@@ -173,24 +175,14 @@ SHAPES = [(16, 16), (48, 272), (112, 144), (272, 1040), (1056, 128), (2128, 1040
 
 
 @pytest.mark.combinations(
-    kind=["tensor", "row", "row and bias", "zero points", "one zero point and float bias"],
+    kind=INT8_KINDS,
     tokens=TOKENS,
     shape=SHAPES,
     dtype=HALVES,
 )
 def test_int8(dtype, shape, tokens, kind, rng, as_ada):
-    n, k = shape
-    a = int8((tokens, k), rng, gap=16)
-    b = int8((n, k), rng, gap=32).t()
-    row = kind != "tensor"
-    sa = scales((tokens, 1) if row else (1,), rng) / 2**8  # float16 holds the results
-    sb = scales((1, n) if row else (1,), rng)
-    bias = None
-    if "bias" in kind:
-        bias = spread((n,), torch.float32 if "float" in kind else dtype, rng)
-    azp = None
-    if "zero" in kind:
-        azp = zero_points(1 if "one" in kind else tokens, rng)
+    a, b, sa, sb, bias, azp = int8_operands(dtype, shape, tokens, kind, rng)
+    n = shape[0]
     options = {} if azp is None else {"azp": azp, "b_sums": column_sums(b)}
     out = guarded((tokens, n), dtype, gap=8)
     assert rk.int8_scaled_mm(a, b, sa, sb, dtype, bias, out=out.view, **options) is out.view

@@ -12,11 +12,10 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array
-from .codes_layout import CODES_LAYOUT
 from .gating import Activation, read_gating
 from .packed_experts import PackedExperts
 from .packed_heads import PackedHeads
-from .packed_weight import REFERENCE_LAYOUT, PackedWeight
+from .packed_weight import PackedWeight
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _GATES = {None: 0, "silu": 1}
@@ -386,7 +385,6 @@ def _parts(cache: LayerCache) -> tuple[Array, Array, Array | None, Array | None]
 
 
 def _native_weight(weight: PackedWeight) -> tuple[Any, Array]:
-    foreign = (REFERENCE_LAYOUT, CODES_LAYOUT)
-    if not isinstance(weight, PackedWeight) or weight.layout in foreign:
+    if not isinstance(weight, PackedWeight) or not weight.is_native:
         raise NotImplementedError("Decoder needs weights that the CPU library has packed")
     return weight.descriptor, weight.data

@@ -7,9 +7,8 @@ from typing import Any
 
 from . import _arrays, _checks, _loader
 from ._arrays import Array, torch_views
-from .codes_layout import CODES_LAYOUT
 from .linear import linear
-from .packed_weight import REFERENCE_LAYOUT, PackedWeight
+from .packed_weight import PackedWeight
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,7 @@ class PackedHeads:
         sizes = {weight.shape for weight in self.weights}
         _checks.require(op, len(sizes) == 1, f"weights are of several sizes: {sorted(sizes)}")
         make = getattr(_loader.bind, "PackedHeads", None)
-        foreign = (REFERENCE_LAYOUT, CODES_LAYOUT)
-        if make is None or any(weight.layout in foreign for weight in self.weights):
+        if make is None or not all(weight.is_native for weight in self.weights):
             return
         native = make([(weight.descriptor, weight.data) for weight in self.weights])
         object.__setattr__(self, "native", native)

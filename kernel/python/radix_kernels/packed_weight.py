@@ -68,6 +68,11 @@ class PackedWeight:
             mins=self.mins,
         )
 
+    @property
+    def is_native(self) -> bool:
+        """Whether a library has packed it, in an order of its own."""
+        return self.layout not in (REFERENCE_LAYOUT, CODES_LAYOUT)
+
     def is_like(self, other: PackedWeight) -> bool:
         """Whether both consist of the same in the same order: the bytes of one may stand where
         those of the other do."""

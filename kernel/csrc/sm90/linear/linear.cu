@@ -134,8 +134,8 @@ void unpack_weight(const rk_unpack_weight_args& args, rk_stream stream) {
 void linear(const rk_linear_args& args, rk_stream stream) {
   linear::check_alignment(*args.packed, "linear");
   linear::check_x(*args.x, *args.out);
-  linear::check_size(Layout(*args.desc));
   const linear::Problem q = linear::describe(args, stream);
+  linear::check_size(q.layout);
   q.gemm.type == DType::bf16 ? linear::run<bf16>(q) : linear::run<f16>(q);
 }
 

@@ -6,14 +6,17 @@
 
 namespace radix::linear {
 
+inline CUtensorMapDataType x_type(const gemm::Problem& q) {
+  return q.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
 // [k, rows]: boxes of 64 k of `tokens` rows. k need not be whole pieces of 16 bytes; what lies beyond it reads as 0.
 inline sm90::TensorMap x_map(const gemm::Problem& q, int tokens) {
   const sm90::TileShape shape = {2,
                                  {uint64_t(q.k), uint64_t(q.m)},
                                  {sm90::map_stride(q.x_step, q.m, (int64_t{q.k} * 2 + 15) / 16 * 16)},
                                  {kTileK, uint32_t(tokens)}};
-  const auto type = q.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return sm90::make_tensor_map(q.x, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+  return sm90::make_tensor_map(q.x, x_type(q), shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 // [64 of k, rows, tiles of k]: boxes of `tiles` such tiles, one after the other. k is a multiple of 64.
@@ -23,8 +26,7 @@ inline sm90::TensorMap x_map_by_tiles(const gemm::Problem& q, int tokens, int ti
                                  {kTileK, uint64_t(q.m), uint64_t(q.k / kTileK)},
                                  {row, kTileK * 2},
                                  {kTileK, uint32_t(tokens), uint32_t(tiles)}};
-  const auto type = q.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return sm90::make_tensor_map(q.x, type, shape, CU_TENSOR_MAP_SWIZZLE_128B);
+  return sm90::make_tensor_map(q.x, x_type(q), shape, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace radix::linear
