@@ -105,6 +105,7 @@ def test_attention_over_int8(page_size, rng):
 
 @pytest.mark.parametrize("rows", [[(1, 20)], [(3, 20)]], ids=["decode", "prefill"])
 def test_triton_attention(rows, rng):
+    pytest.importorskip("triton")
     case = make_case(rows, rng, dim=16, page_size=4, dtype=torch.float16)
     expected = rk.flash_attn_with_kvcache(*case.args, implementation="triton")
     in_layer(case)

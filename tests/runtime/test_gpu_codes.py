@@ -51,6 +51,7 @@ def held_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
         pytest.skip("needs the CPU library for all but codes")
     monkeypatch.setattr(_dispatch, "_GPUS", ("cpu", "cuda", "rocm"))
     monkeypatch.setattr(_dispatch, "triton_installed", lambda: False)
+    monkeypatch.setattr(ops, "has_triton", lambda: True)
     monkeypatch.setattr(packed_weight, "_HOPPER_GROUPS", ())
     monkeypatch.setattr(ops, "use_native", lambda *_, **options: None)
     before = radix_kernels.get_fallback()
@@ -173,6 +174,13 @@ def logits_of(driver: Driver) -> torch.Tensor:
     return logits.clone()
 
 
+@pytest.fixture
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it runs here."""
+    monkeypatch.setattr(_dispatch, "triton_installed", lambda: True)
+    monkeypatch.setattr(ops, "has_triton", lambda: True)
+
+
 GPU = Target(device=CUDA, dtype=torch.bfloat16)
 SETTINGS: dict[str, dict[str, Any]] = {
     "awq": q.awq_settings(),
@@ -189,11 +197,13 @@ def method_of(settings: dict[str, Any], kind: LayerKind = LayerKind.LINEAR) -> A
     return quantization_of(None, settings, GPU).method_of(name, kind)
 
 
+@pytest.mark.usefixtures("with_triton")
 @pytest.mark.parametrize("name", ["awq", "gptq", "w4a16", "w8a16"])
 def test_a_gpu_takes_codes(name: str) -> None:
     assert isinstance(method_of(SETTINGS[name]), codes.CodesMethod)
 
 
+@pytest.mark.usefixtures("with_triton")
 def test_a_gpu_takes_gguf_and_mxfp4() -> None:
     method = method_of(SETTINGS["gguf"])
     assert isinstance(method, gguf.GgufMethod) and method.form.bits == 4
@@ -201,6 +211,7 @@ def test_a_gpu_takes_gguf_and_mxfp4() -> None:
     assert isinstance(method, codes.CodesMethod) and method.widens is None
 
 
+@pytest.mark.usefixtures("with_triton")
 @pytest.mark.parametrize("name", ["int4", "int8"])
 def test_a_gpu_quantizes_at_load(name: str) -> None:
     method = quantization_of(name, None, GPU).method_of("layers.0.up_proj", LayerKind.LINEAR)
@@ -231,6 +242,7 @@ def test_on_the_cpu_codes_need_its_library(monkeypatch: pytest.MonkeyPatch) -> N
         assert method.widens is not None
 
 
+@pytest.mark.usefixtures("with_triton")
 def test_experts_whose_inputs_have_an_order_are_widened_on_a_gpu() -> None:
     settings = q.gptq_settings(4, 64, desc_act=True)
     assert method_of(settings).widens is None
