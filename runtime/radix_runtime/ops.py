@@ -101,6 +101,7 @@ from radix_kernels import (
     unpack_awq,
     unpack_gguf,
     unpack_gptq,
+    unpack_weight,
     weight_kernel,
 )
 

@@ -2,6 +2,7 @@
 
 ReplicatedLinear       every rank has it whole
 ColumnParallelLinear   outputs are split; several checkpoint tensors may be merged in one
+MergedLinear           outputs of several checkpoint tensors, of which each is split or whole
 QKVLinear              column parallel by heads; KV heads repeat where ranks outnumber them
 RowParallelLinear      inputs are split; the partial sums are reduced over the ranks"""
 
@@ -78,6 +79,16 @@ class ColumnParallelLinear(_Linear):
             part: Block.share(total, comm.rank, comm.world_size) for part, total in outputs.items()
         }
         super().__init__(ctx, Block.whole(in_features), blocks, bias=bias, kind=kind)
+
+
+class MergedLinear(_Linear):
+    """`blocks`: this rank's outputs of each of the checkpoint's layers that are merged, by name."""
+
+    def __init__(
+        self, ctx: BuildContext, in_features: int, blocks: Mapping[Part, Block], *, bias: bool
+    ) -> None:
+        inputs = Block.whole(in_features)
+        super().__init__(ctx, inputs, blocks, bias=bias, kind=LayerKind.LINEAR)
 
 
 class QKVLinear(_Linear):

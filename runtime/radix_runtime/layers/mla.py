@@ -8,9 +8,11 @@ from torch import nn
 from .. import ops
 from ..attention.base import LatentSpec
 from ..batch import ForwardBatch
+from ..quantization.config import LayerKind
+from ..quantization.params import Block
 from ..specs import Mla
 from .base import BuildContext, Fusible, Layer
-from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from .linear import ColumnParallelLinear, MergedLinear, ReplicatedLinear, RowParallelLinear
 from .norm import build_norm
 
 
@@ -34,6 +36,16 @@ class HeadProducts(nn.Module):
             return ops.linear_heads(x, self.packed)
         assert self.stacked is not None
         return torch.bmm(x.transpose(0, 1), self.stacked).transpose(0, 1)
+
+
+def merges_inputs(ctx: BuildContext, spec: Mla) -> bool:
+    """Whether queries and latent values are one product of the hidden states: on a GPU, where a
+    small product costs as much as its launch, and where both are held in the compute type."""
+    if ctx.device.type == "cpu" or (spec.bias and spec.query_latent_dim is None):
+        return False
+    names = ("q_proj" if spec.query_latent_dim is None else "q_a_proj", "kv_a_proj_with_mqa")
+    methods = [ctx.at(name).method_for(LayerKind.LINEAR) for name in names]
+    return all(method.is_plain for method in methods)
 
 
 class LatentAttention(Layer, Fusible):
@@ -60,13 +72,7 @@ class LatentAttention(Layer, Fusible):
         rotary: torch.Tensor,
     ) -> None:
         super().__init__()
-        self._build_queries(ctx, hidden_size, spec)
-        self.kv_a_proj_with_mqa = ReplicatedLinear(
-            ctx.at("kv_a_proj_with_mqa"),
-            in_features=hidden_size,
-            out_features=spec.latent_dim + spec.rope_dim,
-            bias=spec.bias,
-        )
+        self._build_inputs(ctx, hidden_size, spec)
         self.kv_a_layernorm = build_norm(ctx, spec.norm, spec.latent_dim)
         self.kv_b_proj = ColumnParallelLinear(
             ctx.at("kv_b_proj"),
@@ -96,20 +102,50 @@ class LatentAttention(Layer, Fusible):
         if ctx.device.type == "cpu":
             self.special_ops = (*self.special_ops, "linear_heads")
 
-    def _build_queries(self, ctx: BuildContext, hidden_size: int, spec: Mla) -> None:
+    def _build_inputs(self, ctx: BuildContext, hidden_size: int, spec: Mla) -> None:
+        """What multiplies the hidden states: `inputs`, or the two products that it would be."""
+        self.inputs: MergedLinear | None = None
         width = spec.num_heads * (spec.nope_dim + spec.rope_dim)
+        if spec.query_latent_dim is not None:
+            self.q_a_layernorm = build_norm(ctx, spec.norm, spec.query_latent_dim)
+            self.q_b_proj = ColumnParallelLinear(
+                ctx.at("q_b_proj"), in_features=spec.query_latent_dim, outputs={"q_b_proj": width}
+            )
+        if not merges_inputs(ctx, spec):
+            self._build_two_inputs(ctx, hidden_size, spec)
+            return
+        comm = ctx.communicator
+        queries = Block.share(width, comm.rank, comm.world_size)
+        name = "q_proj"
+        if spec.query_latent_dim is not None:
+            queries = Block.whole(spec.query_latent_dim)
+            name = "q_a_proj"
+        latent = Block.whole(spec.latent_dim + spec.rope_dim)
+        self.inputs = MergedLinear(
+            ctx.at("inputs"),
+            in_features=hidden_size,
+            blocks={name: queries, "kv_a_proj_with_mqa": latent},
+            bias=spec.bias,
+        )
+
+    def _build_two_inputs(self, ctx: BuildContext, hidden_size: int, spec: Mla) -> None:
         if spec.query_latent_dim is None:
+            width = spec.num_heads * (spec.nope_dim + spec.rope_dim)
             self.q_proj = ColumnParallelLinear(
                 ctx.at("q_proj"), in_features=hidden_size, outputs={"q_proj": width}
             )
-            return
-        size = spec.query_latent_dim
-        self.q_a_proj = ReplicatedLinear(
-            ctx.at("q_a_proj"), in_features=hidden_size, out_features=size, bias=spec.bias
-        )
-        self.q_a_layernorm = build_norm(ctx, spec.norm, size)
-        self.q_b_proj = ColumnParallelLinear(
-            ctx.at("q_b_proj"), in_features=size, outputs={"q_b_proj": width}
+        else:
+            self.q_a_proj = ReplicatedLinear(
+                ctx.at("q_a_proj"),
+                in_features=hidden_size,
+                out_features=spec.query_latent_dim,
+                bias=spec.bias,
+            )
+        self.kv_a_proj_with_mqa = ReplicatedLinear(
+            ctx.at("kv_a_proj_with_mqa"),
+            in_features=hidden_size,
+            out_features=spec.latent_dim + spec.rope_dim,
+            bias=spec.bias,
         )
 
     def complete(self) -> None:
@@ -146,8 +182,7 @@ class LatentAttention(Layer, Fusible):
         """What this rank's heads attend to, [T, heads * value_dim]."""
         spec = self.spec
         cache = batch.kv_pool.latent[self.latent_spec.layer_id]
-        q = self._queries(hidden)
-        latent, rotary = self.kv_a_proj_with_mqa(hidden).split([spec.latent_dim, spec.rope_dim], -1)
+        q, latent, rotary = self._project(hidden)
         # The same tensors unless the cache has another type than the model.
         dtype = batch.kv_pool.layout.query_dtype
         q = q.to(dtype)
@@ -170,13 +205,20 @@ class LatentAttention(Layer, Fusible):
             out[decoding:] = self._prefill(q[decoding:], batch)
         return out.flatten(1)
 
-    def _queries(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, this rank's heads, nope_dim + rope_dim]."""
-        if self.spec.query_latent_dim is None:
-            q = self.q_proj(hidden)
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, this rank's heads, nope_dim + rope_dim], latent values [T, latent_dim] and
+        rotary keys [T, rope_dim]."""
+        spec = self.spec
+        is_latent = spec.query_latent_dim is not None
+        if self.inputs is not None:
+            q, both = self.inputs(hidden).split(self.inputs.sizes, -1)
         else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
-        return q.unflatten(-1, (-1, self.spec.nope_dim + self.spec.rope_dim))
+            q = self.q_a_proj(hidden) if is_latent else self.q_proj(hidden)
+            both = self.kv_a_proj_with_mqa(hidden)
+        if is_latent:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        latent, rotary = both.split([spec.latent_dim, spec.rope_dim], -1)
+        return q.unflatten(-1, (-1, spec.nope_dim + spec.rope_dim)), latent, rotary
 
     def _decode(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[T, heads, value_dim] of the decode entries' queries."""

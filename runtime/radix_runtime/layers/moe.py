@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..quantization.base import ExpertTerms, LinearMethod
 from ..quantization.config import LayerKind
-from ..specs import Moe
+from ..specs import Mlp, Moe, SharedExpert
 from .activation import activation_of_experts, apply_activation
 from .base import BuildContext, Fusible, Layer
 from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -71,6 +72,7 @@ class Experts(nn.ModuleDict):
     expert is a few calls of its own. Raises ConfigError where the device has no kernel."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
+        self.num_shared = 0
         self.local = local_experts(ctx, spec)
         self._expert_map: torch.Tensor | None = None  # from an expert to its number on this rank
         if len(self.local) < spec.num_experts:
@@ -95,6 +97,8 @@ class Experts(nn.ModuleDict):
         second = {expert.down_proj.method for expert in self._experts}
         self._packs = all(method.packs_experts for method in first | second)
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in first | second):
+            if spec.shared is not None and self._takes_shared(first | second, spec, spec.shared):
+                self.num_shared = spec.shared.mlp.width // spec.width
             self._stack(ctx.device, first, second)
         if spec.bias:
             self._biases = self._stack_biases()
@@ -127,11 +131,34 @@ class Experts(nn.ModuleDict):
         formats = max(len(first), len(second)) if self._packs else len(first | second)
         if formats > 1:
             raise ConfigError("the experts of a layer are in several formats")
-        count = len(self._experts)
+        count = len(self._experts) + self.num_shared
         self._stacks = (WeightStack(count, self._in_order), WeightStack(count, self._in_order))
         for index, expert in enumerate(self._experts):
             expert.gate_up_proj.put_in(self._stacks[0], index)
             expert.down_proj.put_in(self._stacks[1], index)
+
+    def _takes_shared(self, methods: set[LinearMethod], spec: Moe, shared: SharedExpert) -> bool:
+        """Whether the kernel of these experts may multiply by the shared one too, as further
+        experts of their width: one launch less for each of its products."""
+        is_plain = all(method.is_plain for method in methods) and not self._has_terms
+        is_alike = shared.mlp == Mlp(width=shared.mlp.width)  # silu, which theirs is without terms
+        divides = shared.mlp.width % spec.width == 0
+        is_alone = self._expert_map is None
+        return is_plain and is_alike and divides and is_alone and not shared.gated
+
+    def take_shared(self, shared: GatedMLP) -> None:
+        """Copies the loaded weights of the shared expert behind those of the others."""
+        assert self._stacks is not None
+        width = self._experts[0].down_proj.shape.in_features
+        gate, up = _rows(shared.gate_up_proj).unflatten(0, (2, -1))
+        down = _rows(shared.down_proj)
+        w1 = self._stacks[0].tensors["weight"]
+        w2 = self._stacks[1].tensors["weight"]
+        for number in range(self.num_shared):
+            rows = slice(number * width, (number + 1) * width)
+            place = len(self._experts) + number
+            torch.cat([gate[rows], up[rows]], out=w1[place])
+            w2[place].copy_(down[:, rows])
 
     def _in_order(self, weight: ops.PackedWeight) -> ops.PackedWeight:
         """As the kernel for these experts reads it."""
@@ -232,6 +259,12 @@ class Experts(nn.ModuleDict):
         return total.to(x.dtype)
 
 
+def _rows(layer: ColumnParallelLinear | RowParallelLinear) -> torch.Tensor:
+    """The loaded weight of a method that is plain, [out, in]."""
+    weight: Any = layer.weight
+    return ops.unpack_weight(weight) if isinstance(weight, ops.PackedWeight) else weight
+
+
 def _packed_weights(
     layers: Sequence[ColumnParallelLinear | RowParallelLinear],
 ) -> tuple[ops.PackedWeight, ...] | None:
@@ -242,7 +275,8 @@ def _packed_weights(
 
 
 class SparseMoe(Layer, Fusible):
-    """Router, experts and, where there is one, the expert that all tokens share."""
+    """Router, experts and, where there is one, the expert that all tokens share: a module of its
+    own, or, once it is loaded, some of the experts (`Experts.num_shared`)."""
 
     fusible = True
 
@@ -270,11 +304,16 @@ class SparseMoe(Layer, Fusible):
         is_gated = self.shared_expert_gate is not None
         self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)
         self._spec = spec
+        self._device = ctx.device
         self._communicator = ctx.communicator
 
     def complete(self) -> None:
         """Layer.complete."""
         self.experts.complete()
+        if self.experts.num_shared and self.shared_expert is not None:
+            self.experts.take_shared(self.shared_expert)
+            self.gate.add_shared(self.experts.num_shared, self._device)
+            self.shared_expert = None
         if self.experts.needs_loop:
             self.slow = "experts of this format, one after the other"
 

@@ -22,14 +22,43 @@ Routed = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Gate(ReplicatedLinear):
-    """What all have: the spec, and how many experts a token passes."""
+    """What all have: the spec, and how many experts a token passes. `num_shared`: experts behind
+    the routed ones that every token passes with weight 1; their places are the last ones."""
 
     router: Any
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, num_experts: int, router: Any) -> None:
+        super().__init__(
+            ctx,
+            in_features=hidden_size,
+            out_features=num_experts,
+            bias=getattr(router, "bias", False),
+            kind=LayerKind.ROUTER,
+        )
+        self.router = router
+        self.num_shared = 0
+        self._shared: Routed | None = None  # weights and ids of the shared experts, [1, num_shared]
 
     @property
     def top_k(self) -> int:
         """How many experts a token passes."""
         return int(self.router.top_k)
+
+    def add_shared(self, count: int, device: torch.device) -> None:
+        """From now on every token passes that many experts more."""
+        first = self.shape.out_features
+        ids = torch.arange(first, first + count, dtype=torch.int32, device=device)
+        self._shared = (torch.ones(1, count, device=device), ids[None])
+        self.num_shared = count
+
+    def _with_shared(self, weights: torch.Tensor, ids: torch.Tensor) -> Routed:
+        """What the routed experts have, and then the shared ones."""
+        if self._shared is None:
+            return weights, ids
+        ones, numbers = self._shared
+        tokens = len(ids)
+        weights = torch.cat([weights, ones.expand(tokens, -1)], 1)
+        return weights, torch.cat([ids, numbers.expand(tokens, -1)], 1)
 
 
 class SoftmaxGate(_Gate):
@@ -38,32 +67,15 @@ class SoftmaxGate(_Gate):
 
     special_ops = ("topk_softmax",)
 
-    def __init__(
-        self, ctx: BuildContext, hidden_size: int, num_experts: int, router: SoftmaxRouter
-    ) -> None:
-        super().__init__(
-            ctx,
-            in_features=hidden_size,
-            out_features=num_experts,
-            bias=router.bias,
-            kind=LayerKind.ROUTER,
-        )
-        self.router = router
-
     def route(self, x: torch.Tensor) -> Routed:
-        """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
+        """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
         router = self.router
-        return ops.topk_softmax(self(x), router.top_k, renormalize=router.renormalize)
+        routed = ops.topk_softmax(self(x), router.top_k, renormalize=router.renormalize)
+        return self._with_shared(*routed)
 
 
 class _WideGate(_Gate):
     """Logits in float32; nothing of it is ever quantized."""
-
-    def __init__(self, ctx: BuildContext, hidden_size: int, num_experts: int, router: Any) -> None:
-        super().__init__(
-            ctx, in_features=hidden_size, out_features=num_experts, kind=LayerKind.ROUTER
-        )
-        self.router = router
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] -> logits float32 [T, num_experts]."""
@@ -89,7 +101,7 @@ class GroupedSoftmaxGate(_WideGate):
     special_ops = ("topk_softmax",)
 
     def route(self, x: torch.Tensor) -> Routed:
-        """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
+        """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
         router = self.router
         logits = self(x)
         if router.num_groups == 1 or logits.device.type == "cpu":
@@ -102,7 +114,9 @@ class GroupedSoftmaxGate(_WideGate):
             )
         else:
             weights, ids = self._within_groups(logits.softmax(-1))
-        return weights.mul_(router.scaling), ids
+        if router.scaling != 1:
+            weights.mul_(router.scaling)
+        return self._with_shared(weights, ids)
 
     def _within_groups(self, scores: torch.Tensor) -> Routed:
         """Few small steps, where the wheel has no kernel."""
@@ -121,13 +135,14 @@ class SigmoidGate(_CorrectedGate):
     special_ops = ("topk_sigmoid",)
 
     def route(self, x: torch.Tensor) -> Routed:
-        """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
-        return ops.topk_sigmoid(
+        """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
+        routed = ops.topk_sigmoid(
             self(x),
             self.router.top_k,
             renormalize=True,
             correction_bias=self.e_score_correction_bias,
         )
+        return self._with_shared(*routed)
 
 
 class GroupedGate(_CorrectedGate):
@@ -136,14 +151,15 @@ class GroupedGate(_CorrectedGate):
     special_ops = ("moe_fused_gate",)
 
     def route(self, x: torch.Tensor) -> Routed:
-        """x [T, hidden_size] -> weights float32 [T, top_k] and ids int32 [T, top_k]."""
+        """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
         router = self.router
         return ops.moe_fused_gate(
             self(x),
             self.e_score_correction_bias,
             router.num_groups,
             router.top_groups,
-            router.top_k,
+            router.top_k + self.num_shared,
+            num_fused_shared_experts=self.num_shared,
             routed_scaling_factor=router.scaling,
         )
 

@@ -45,6 +45,12 @@ class LinearMethod(ABC):
     # Experts are packed weights on a GPU too, which `ops.fused_experts_packed` multiplies by.
     packs_experts: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it holds the weight in the compute type, as it was loaded, so that layers may be
+        merged, and cut anywhere."""
+        return False
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         shortcuts = ("apply_silu_and_mul", "argmax", "packed_weight", "plain_weight")

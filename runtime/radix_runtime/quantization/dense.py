@@ -22,6 +22,10 @@ class DenseMethod(LinearMethod):
 
     kind: str | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        return self.kind is None
+
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
 
