@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from radix_runtime.server import answer, chat_renderer
+from radix_runtime.server import chat_renderer, logprob_bound
 from tests.runtime.api_stack import CONTEXT, LONG, Stack, events, in_background
 from tests.runtime.loop_monitor import LoopHeld
 from tests.torture.bad_inputs import CHAT, TEMPLATE, BadInput, answer_of, bad_inputs, chat
@@ -43,7 +43,7 @@ def refused(stack: Stack, bad: BadInput) -> None:
 def test_a_bad_input_beside_a_stream(
     served: Stack, monkeypatch: pytest.MonkeyPatch, bad: BadInput
 ) -> None:
-    monkeypatch.setattr(answer, "MAX_LOGPROBS", 1 << 18)
+    monkeypatch.setattr(logprob_bound, "MAX_LOGPROBS", 1 << 18)
     if bad.kills_template:
         monkeypatch.setattr(chat_renderer, "SECONDS", 0.5)
     for left in reversed(range(TRIES)):

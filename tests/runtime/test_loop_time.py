@@ -292,7 +292,7 @@ def test_prompt_logprobs_of_many_prompts_do_not_hold_the_loop(stack: Stack) -> N
 
 
 def test_the_bound_on_logprobs_is_of_a_call(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radix_runtime.server.answer.MAX_LOGPROBS", 8 * 21 * 100)
+    monkeypatch.setattr("radix_runtime.server.logprob_bound.MAX_LOGPROBS", 8 * 21 * 100)
     before = len(stack.sent)
     call = {**good_request(MODEL), "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
     too_much = json.dumps({**call, "n": 8, "max_tokens": 101}).encode()
