@@ -331,9 +331,11 @@ def test_a_large_answer_is_refused_before_its_ids_are_copied(
         return unpack_ids(packed)
 
     monkeypatch.setattr(body_decoder, "unpack_ids", unpack)
-    asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}
-    options = {"sampling_params": {"max_new_tokens": 1}}
-    calls = {"/generate": {**asked, **options}, COMPLETIONS: {"echo": True, "logprobs": 5}}
+    generate = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}
+    calls: dict[str, dict[str, Any]] = {
+        "/generate": {**generate, "sampling_params": {"max_new_tokens": 1}},
+        COMPLETIONS: {"echo": True, "logprobs": 5},
+    }
     for path, call in calls.items():
         name = "input_ids" if path == "/generate" else "prompt"
         short = [[5] * 20] * 2

@@ -29,14 +29,17 @@ def main() -> None:
     """Has forks answer frame by frame until the API process has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    code = 0
     try:
-        _run()
+        code = _run()
     except (EOFError, BrokenPipeError):
         pass
-    os._exit(0)  # a normal exit would complain of what nobody reads any more
+    os._exit(code)  # a normal exit would complain of what nobody reads any more
 
 
-def _run() -> None:
+def _run() -> int:
+    """The exit code of this process: that of the last fork, or of a shell where a signal ended it.
+    A fork that no bound has ended may have left a part of a frame."""
     hello = msgspec.json.decode(read_frame(sys.stdin.buffer)[0], type=Hello)
     template = ChatTemplate(
         hello.source, special_tokens=hello.special_tokens, tool_source=hello.tool_source
@@ -44,24 +47,18 @@ def _run() -> None:
     write_frame(sys.stdout.buffer, b"", b"")
     gc.collect()
     gc.freeze()  # a collection in a fork need not write to pages that it shares
-    while _is_stopped(_fork(template, hello)):
+    while (code := _run_fork(template, hello)) in (-signal.SIGALRM, _OUT_OF_MEMORY):
         write_frame(sys.stdout.buffer, msgspec.json.encode(Rendered(is_stopped=True)), b"")
+    return code if code >= 0 else 128 - code
 
 
-def _is_stopped(pid: int) -> bool:
-    """Waits for a fork: whether a bound has ended it while it rendered. Whatever else has ended it
-    may have left a part of a frame, and ends this process too."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code in (-signal.SIGALRM, _OUT_OF_MEMORY)
-
-
-def _fork(template: ChatTemplate, hello: Hello) -> int:
-    """The id of a new process that renders."""
+def _run_fork(template: ChatTemplate, hello: Hello) -> int:
+    """Waits for a process that renders; its exit code, or less than 0 for a signal."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         _serve(template, hello, parent)
-    return pid
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _serve(template: ChatTemplate, hello: Hello, parent: int) -> NoReturn:
