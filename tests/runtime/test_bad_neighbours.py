@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from radix_runtime.server import answer, chat_renderer
+from radix_runtime.server import chat_renderer, logprob_bound
 from tests.runtime.api_stack import CONTEXT, LONG, Stack, events, in_background
 from tests.runtime.loop_monitor import LoopHeld
+from tests.runtime.server_process import Server
 from tests.torture.bad_inputs import CHAT, TEMPLATE, BadInput, answer_of, bad_inputs, chat
 
 INPUTS = bad_inputs(CONTEXT)
@@ -43,7 +45,7 @@ def refused(stack: Stack, bad: BadInput) -> None:
 def test_a_bad_input_beside_a_stream(
     served: Stack, monkeypatch: pytest.MonkeyPatch, bad: BadInput
 ) -> None:
-    monkeypatch.setattr(answer, "MAX_LOGPROBS", 1 << 18)
+    monkeypatch.setattr(logprob_bound, "MAX_LOGPROBS", 1 << 18)
     if bad.kills_template:
         monkeypatch.setattr(chat_renderer, "SECONDS", 0.5)
     for left in reversed(range(TRIES)):
@@ -67,3 +69,21 @@ def test_a_bad_input_beside_a_stream(
                 after = httpx.post(served.url + CHAT, json=chat("hello"), timeout=60)
                 assert after.status_code == 200
     served.check_idle()
+
+
+def test_a_server_refuses_them_all_and_leaves_nothing(tmp_path: Path) -> None:
+    """As processes, of which some end on the way."""
+    file = tmp_path / "t.jinja"
+    file.write_text(TEMPLATE)
+    with Server("--chat-template", str(file)) as server:
+        port = int(server.url.rpartition(":")[2])
+        for bad in bad_inputs(2048):
+            answer = answer_of(port, bad.raw(f"localhost:{port}"))
+            assert answer.startswith(b"HTTP/1.1 %d " % bad.status), answer[:500]
+            assert bad.code.encode() in answer
+        server.note_family()  # with the forks that have come since
+        assert any("template" in " ".join(p.cmdline()) for p in server.family)
+        httpx.post(server.url + CHAT, json=chat("hello"), timeout=60).raise_for_status()
+        server.process.terminate()
+        assert server.wait_exit(30) == 0
+        server.assert_nothing_left()

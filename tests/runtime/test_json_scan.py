@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radix_runtime.errors import RequestError
+from radix_runtime.server import json_scan
 from radix_runtime.server.decode import parse_json
 from radix_runtime.server.json_scan import MAX_CONTAINERS, MAX_DEPTH, MAX_NUMBER, check_shape
 
@@ -47,6 +48,37 @@ def test_containers_outside_of_strings_are_counted(value: Any) -> None:
     assert check_shape(json.dumps(value).encode()).containers == containers(value)
     spaced = json.dumps(value, ensure_ascii=False, indent=1).encode()
     assert check_shape(spaced).containers == containers(value)
+
+
+@given(st.lists(st.sampled_from(list(b'[]{}",1e.- \\\\a')), max_size=400), st.integers(1, 130))
+@settings(max_examples=500, deadline=None)
+def test_pieces_are_one_text(values: list[int], size: int) -> None:
+    """Wherever a piece ends, also within a string or a number."""
+
+    def outcome() -> object:
+        try:
+            return check_shape(data)
+        except RequestError as error:
+            return error.message
+
+    data = bytes(values)
+    expected = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_scan, "_CHUNK", size)
+        assert outcome() == expected
+
+
+@pytest.mark.parametrize("before", [0, 1, json_scan._CHUNK - 1, json_scan._CHUNK, 100_000])
+def test_bounds_hold_across_pieces(before: int) -> None:
+    start = b" " * (before - 1) + b"[" if before else b""
+    deep = MAX_DEPTH - (1 if before else 0)
+    assert check_shape(start + b"[" * deep).containers == MAX_DEPTH
+    assert str(MAX_DEPTH) in refused(start + b"[" * (deep + 1))
+    check_shape(start + b"9" * MAX_NUMBER)
+    assert "number" in refused(start + b"9" * (MAX_NUMBER + 1))
+    assert check_shape(start + b'"' + b"[" * 200_000 + b'"').commas == 0
+    below = b"[1]," * 100_000
+    assert str(MAX_CONTAINERS) in refused(start + below)
 
 
 def test_limits() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from radix_runtime.messages import Generate, unpack_ids
 from radix_runtime.server import body_decoder
-from tests.runtime.api_stack import MODEL, Stack
+from tests.runtime.api_stack import MODEL, VOCAB, Stack
 from tests.runtime.bad_requests import CHAT, good_request
 from tests.runtime.loop_monitor import LoopHeld
 from tests.runtime.test_json_scan import DEEP_AND_MALFORMED
@@ -292,7 +292,7 @@ def test_prompt_logprobs_of_many_prompts_do_not_hold_the_loop(stack: Stack) -> N
 
 
 def test_the_bound_on_logprobs_is_of_a_call(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radix_runtime.server.answer.MAX_LOGPROBS", 8 * 21 * 100)
+    monkeypatch.setattr("radix_runtime.server.logprob_bound.MAX_LOGPROBS", 8 * 21 * 100)
     before = len(stack.sent)
     call = {**good_request(MODEL), "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
     too_much = json.dumps({**call, "n": 8, "max_tokens": 101}).encode()
@@ -315,3 +315,42 @@ def test_the_bound_on_logprobs_is_of_a_call(stack: Stack, monkeypatch: pytest.Mo
     del call["max_tokens"]
     clipped = post(stack, CHAT, json.dumps({**call, "n": 16}).encode())
     assert clipped.json()["usage"]["completion_tokens"] == 16 * 50
+
+
+def test_a_large_answer_is_refused_before_its_ids_are_copied(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the process that decodes large bodies, with the words of this one."""
+    most = 6 * 100
+    monkeypatch.setattr("radix_runtime.server.logprob_bound.MAX_LOGPROBS", most)
+    copied = 0
+
+    def unpack(packed: bytes) -> Any:
+        nonlocal copied
+        copied += 1
+        return unpack_ids(packed)
+
+    monkeypatch.setattr(body_decoder, "unpack_ids", unpack)
+    generate = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}
+    calls: dict[str, dict[str, Any]] = {
+        "/generate": {**generate, "sampling_params": {"max_new_tokens": 1}},
+        COMPLETIONS: {"echo": True, "logprobs": 5},
+    }
+    for path, call in calls.items():
+        name = "input_ids" if path == "/generate" else "prompt"
+        short = [[5] * 20] * 2
+        for prompts, code, count in (
+            ([[5] * 60] * 2, "invalid_value", 0),
+            ([[5] * 60, [5, VOCAB]], "invalid_token_id", 0),
+            ([[5] * 60, [5] * 300], "context_length_exceeded", 0),
+            (short, "", len(short)),
+        ):
+            data = json.dumps({name: prompts, **call}).encode()
+            small = post(stack, path, data)
+            copied = 0
+            big = post(stack, path, data + b" " * 300_000)
+            assert copied == count
+            assert small.status_code == big.status_code == (400 if code else 200), big.text
+            if code:
+                assert small.json() == big.json()
+                assert big.json()["error"]["code"] == code

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from radix_runtime.server import chat_renderer
+from radix_runtime.server.helper_process import HelperProcess
 from tests.runtime.api_stack import MODEL, Stack, in_background
 from tests.runtime.bad_requests import CHAT
 
@@ -120,3 +122,80 @@ def test_text_and_options_arrive_as_they_are(tmp_path: Path) -> None:
         assert rendered == f"{text}|False|{10**30}|True"
     finally:
         renderer.close()
+
+
+# The forks that render ---------------------------------------------------------------------
+
+BAD = """{%- if messages[0].content == 'eat' %}{{ '%1000000000d' % messages|length }}
+{%- elif messages[0].content == 'loop' %}
+{%- for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{%- else %}{{ messages[0].content }}{% endif %}"""
+
+
+@pytest.fixture
+def renderer() -> Iterator[chat_renderer.ChatRenderer]:
+    renderer = chat_renderer.ChatRenderer(chat_renderer.ChatTemplate(BAD, {}))
+    yield renderer
+    forks = [fork for helper in renderer._all for fork in forks_of(helper)]
+    renderer.close()
+    assert not psutil.wait_procs(forks, timeout=10)[1]
+
+
+def forks_of(helper: HelperProcess) -> list[psutil.Process]:
+    if helper.process is None:
+        return []
+    return list(psutil.Process(helper.process.pid).children())
+
+
+def said(renderer: chat_renderer.ChatRenderer, text: str) -> str:
+    """What is rendered, or the code of the error."""
+    try:
+        return renderer.render([{"role": "user", "content": text}], {})
+    except chat_renderer.RequestError as error:
+        return str(error.code)
+
+
+def test_a_bound_costs_a_fork_and_no_process(
+    renderer: chat_renderer.ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_renderer, "SECONDS", 0.3)
+    assert [said(renderer, "x"), said(renderer, "y")] == ["x", "y"]  # each process has had one
+    processes = [helper.process for helper in renderer._all]
+    for bad in ("eat", "loop", "eat", "eat", "loop"):
+        assert said(renderer, bad) == "template_failed"
+        assert said(renderer, bad + "!") == bad + "!"
+    assert [helper.process for helper in renderer._all] == processes
+    assert all(process is not None and process.poll() is None for process in processes)
+
+
+def test_a_fork_that_dies_or_stands_still_is_replaced(
+    renderer: chat_renderer.ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have written a part of an answer: its process ends with it."""
+    monkeypatch.setattr(chat_renderer, "SECONDS", 0.3)
+    monkeypatch.setattr(chat_renderer, "_GRACE", 0.3)
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        assert [said(renderer, "x"), said(renderer, "y")] == ["x", "y"]
+        forks = [fork for helper in renderer._all for fork in forks_of(helper)]
+        assert len(forks) == 2
+        for fork in forks:
+            fork.send_signal(number)
+        assert [said(renderer, "x"), said(renderer, "y")] == ["template_failed"] * 2
+        assert not psutil.wait_procs(forks, timeout=10)[1]
+    assert said(renderer, "x") == "x"
+
+
+def test_a_fork_at_work_ends_with_its_process(renderer: chat_renderer.ChatRenderer) -> None:
+    thread, answers = in_background(lambda: said(renderer, "loop"))
+    deadline = time.monotonic() + 10
+    forks: list[psutil.Process] = []
+    while not any(fork.cpu_times().user > 0.2 for fork in forks):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        forks = [fork for helper in renderer._all for fork in forks_of(helper)]
+    for helper in renderer._all:
+        if helper.process is not None:
+            helper.process.kill()
+    thread.join(10)
+    assert answers == ["template_failed"]
+    assert not psutil.wait_procs(forks, timeout=10)[1]

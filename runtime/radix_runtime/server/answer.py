@@ -1,79 +1,20 @@
-"""What the routes that generate share: from a body to requests, and back to the client."""
+"""What the routes that generate share: from requests back to the client."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from ..errors import refusal
-from ..messages import Call, Generate, TextDelta, num_ids
-from ..sampling_params import Ids
+from ..messages import Call, Generate, TextDelta
 from ..text.choices import by_choice
+from . import logprob_bound
 from .http_call import HttpCall, event, event_pieces
 from .labels import Label
-from .protocol import AgentBody, GenerateBody, OpenAIBody, Sampling
+from .logprob_bound import check_logprobs
+from .protocol import AgentBody, GenerateBody, OpenAIBody
 from .submission import Batch, Submission
-from .tokenizer_manager import TokenizerManager
 from .turns import in_turns
 
 _SHORT = 1024  # characters of a piece that is encoded and sent at once
-MAX_LOGPROBS = 4 << 20  # in the answer of one call: 32 MiB where each is packed with its id
-
-
-def new_request(
-    manager: TokenizerManager,
-    body: Sampling,
-    ids: Ids,
-    *,
-    param: str,
-    names: Mapping[str, str],
-) -> Generate:
-    """A request that fits. `param` is what the route calls the prompt; `names` translates fields of
-    SamplingParams to what it calls them. Raises RequestError."""
-    sampling = body.sampling()
-    if isinstance(body.stop, str):
-        sampling.stop = [body.stop]
-    left_out = body.max_new_tokens is None
-    if left_out:
-        sampling.max_new_tokens = body.default_length
-    request = manager.new_request(ids, sampling, param=param, names=names, clip=left_out)
-    request.constraint = body.constraint()
-    return request
-
-
-def logprob_values(request: Generate, tokens: int) -> int:
-    """The log-probabilities that a request's answer has at most, if each of its choices has so many
-    tokens. Each choice repeats those of the prompt."""
-    if not request.return_logprob:
-        return 0
-    if request.logprob_start >= 0:
-        tokens += num_ids(request.input_ids) - request.logprob_start
-    return request.sampling.n * tokens * (1 + request.top_logprobs)
-
-
-def clip_logprobs(request: Generate) -> None:
-    """Lowers a number of new tokens that nobody asked for to what one answer may have
-    log-probabilities of."""
-    tokens = request.sampling.max_new_tokens
-    assert tokens is not None
-    of_token = logprob_values(request, 1) - logprob_values(request, 0)
-    if of_token:
-        fits = (MAX_LOGPROBS - logprob_values(request, 0)) // of_token
-        request.sampling.max_new_tokens = max(1, min(tokens, fits))
-
-
-def _check_logprobs(requests: Sequence[Generate]) -> None:
-    """Raises RequestError if the answer of a call could have too many log-probabilities."""
-    values = 0
-    for request in requests:
-        values += logprob_values(request, request.sampling.max_new_tokens or 0)
-    if values > MAX_LOGPROBS:
-        raise refusal(
-            "invalid_value",
-            f"the answer could have {values} log-probabilities, at most {MAX_LOGPROBS} fit: "
-            f"ask for {values / MAX_LOGPROBS:.3g} times fewer tokens, alternatives, choices or "
-            "prompts",
-            "logprobs",
-        )
 
 
 class Answer(ABC):
@@ -103,7 +44,7 @@ class Answer(ABC):
         self.is_stream = bool(body.stream)
         self._is_named = body.rid is not None
         self._has_logprobs = any(request.return_logprob for request in requests)
-        _check_logprobs(requests)
+        check_logprobs(requests, logprob_bound.MAX_LOGPROBS)
         key = call.caller.key if call.manager.args.cache_salt_per_key else ""
         parts = (body.cache_salt or "", body.extra_key or "", key)
         for request in requests:

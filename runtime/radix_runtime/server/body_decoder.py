@@ -4,7 +4,6 @@
 # event loop.
 
 import asyncio
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -13,9 +12,11 @@ import numpy as np
 
 from ..errors import RequestError
 from ..messages import unpack_ids
+from . import logprob_bound
 from .decode import decode_checked
 from .helper_process import HelperDied, HelperProcess
 from .json_scan import check_shape_aside
+from .request_rules import RequestRules
 
 INLINE_BYTES = 256 << 10  # a body of at most so many bytes,
 INLINE_PARTS = 8192  # arrays, objects and commas is decoded on the event loop's thread
@@ -26,11 +27,13 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 class Job(msgspec.Struct):
     """The head of a frame to the process; its data is the body. `kind` names a class of
-    protocol.py, the rest are arguments of `decode_body`."""
+    protocol.py; `lenient` is `decode_body`'s. By `rules` it knows whether the answer could have
+    more than `most_logprobs` log-probabilities."""
 
     kind: str
     lenient: bool
-    defaults: dict[str, Any]
+    rules: RequestRules
+    most_logprobs: int
 
 
 class Decoded(msgspec.Struct):
@@ -57,15 +60,21 @@ class BodyDecoder:
         self.helper = HelperProcess("radix_runtime.server.body_process", "radix: bodies")
 
     async def decode(
-        self, kind: type[B], data: bytes, lenient: bool, defaults: Mapping[str, Any]
+        self, kind: type[B], data: bytes, lenient: bool, rules: RequestRules
     ) -> tuple[B, list[str]]:
-        """The body and its warnings; arguments as of `decode_body`. Raises RequestError: 400, or
-        503 where the machine is too busy to decode it in time; HelperDied."""
+        """The body and its warnings; arguments as of `decode_body`, whose defaults are among the
+        rules. Raises RequestError: 400, or 503 where the machine is too busy to decode it in time;
+        HelperDied."""
         if len(data) <= INLINE_BYTES:
             shape = await check_shape_aside(data)
             if shape.parts <= INLINE_PARTS:
-                return decode_checked(kind, data, lenient, defaults)
-        job = Job(kind=kind.__name__, lenient=lenient, defaults=dict(defaults))
+                return decode_checked(kind, data, lenient, rules.defaults)
+        job = Job(
+            kind=kind.__name__,
+            lenient=lenient,
+            rules=rules,
+            most_logprobs=logprob_bound.MAX_LOGPROBS,
+        )
         loop = asyncio.get_running_loop()
         answer, packed = await loop.run_in_executor(self._turns, self._ask, job, data)
         if answer.error is not None:

@@ -3,18 +3,21 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import IO, Any
 
 import msgspec
 
 from ..errors import RequestError, refusal
-from ..messages import pack_ids
+from ..messages import Generate, pack_ids, unpack_ids
 from ..sampling_params import MAX_ENTRIES
 from . import protocol
 from .body_decoder import Decoded, Job
 from .decode import decode_body
 from .helper_process import read_frame, write_frame
-from .protocol import MAX_PROMPTS
+from .logprob_bound import check_logprobs
+from .prompt_requests import completion_requests, generate_requests
+from .protocol import MAX_PROMPTS, CompletionBody, GenerateBody
 
 _ID_FIELDS = ("prompt", "input_ids", "tokens")
 _MAX_ENTRIES = max(MAX_ENTRIES.values())
@@ -53,11 +56,13 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def decode_packed(job: Job, data: bytes) -> tuple[Decoded, bytes]:
     """The frame that answers a job. Raises RequestError 400."""
-    body, warnings = decode_body(getattr(protocol, job.kind), data, job.lenient, job.defaults)
+    kind = getattr(protocol, job.kind)
+    body, warnings = decode_body(kind, data, job.lenient, job.rules.defaults)
     answer = Decoded(warnings=warnings)
     for name in _ID_FIELDS:
         _pack_field(body, name, answer)
     _check_entries(body)
+    _check_logprobs(job, body, answer)
     try:
         return answer, msgspec.msgpack.encode(body)
     except OverflowError:
@@ -81,6 +86,24 @@ def _pack_field(body: msgspec.Struct, name: str, answer: Decoded) -> None:
         return
     answer.ids_field = name
     setattr(body, name, [0])
+
+
+def _check_logprobs(job: Job, body: msgspec.Struct, answer: Decoded) -> None:
+    """Raises what the API process would of an answer that would be too large, before the ids are
+    copied there. Raises RequestError 400."""
+    if not answer.ids:
+        return
+    prompts = [unpack_ids(ids) for ids in answer.ids]
+    requests: Iterator[Generate]
+    if isinstance(body, GenerateBody) and body.return_logprob and body.text is None:
+        requests = generate_requests(job.rules, body, prompts, answer.ids_field)
+    elif isinstance(body, CompletionBody) and body.logprobs is not None:
+        requests = completion_requests(job.rules, body, prompts)
+    else:
+        return
+    for ids in prompts:
+        job.rules.limits.check_ids(ids, answer.ids_field)
+    check_logprobs(requests, job.most_logprobs)
 
 
 def _check_entries(body: msgspec.Struct) -> None:

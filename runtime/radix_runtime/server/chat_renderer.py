@@ -18,6 +18,7 @@ from .helper_process import HelperDied, HelperProcess
 
 SECONDS = 2.0  # for one conversation
 MEMORY = 512 << 20  # bytes beside what the process needs for itself
+_GRACE = 2.0  # seconds after which a process that has not ended a conversation itself is killed
 _PROCESSES = 2
 _MOST_KILLS = 3  # in a row, after which the template is given up
 
@@ -34,21 +35,24 @@ class Hello(msgspec.Struct):
 
 
 class Job(msgspec.Struct):
-    """A conversation, and the variables of the template."""
+    """A conversation, the variables of the template, and the time that they have together."""
 
     messages: list[Any]
     options: dict[str, Any]
+    seconds: float
 
 
 class Rendered(msgspec.Struct):
-    """The text; or arguments of the RequestError that refuses the conversation."""
+    """The text; or arguments of the RequestError that refuses the conversation. `is_stopped`: it
+    has met a bound, and there is neither."""
 
     text: str = ""
     error: dict[str, Any] | None = None
+    is_stopped: bool = False
 
 
 class ChatRenderer:
-    """Renders conversations in two processes, each of which is killed when one takes 2 s. A
+    """Renders conversations in two processes, whose forks end when one takes 2 s or 512 MiB. A
     template for which that happened three times in a row is refused from then on. `render` may be
     called on any thread; there are `pool` threads for it."""
 
@@ -82,22 +86,28 @@ class ChatRenderer:
         `chat_template_error`, or `template_failed` where it was stopped."""
         if self._kills >= _MOST_KILLS:
             raise _failed("this model's chat template has failed too often")
-        job = Job(messages=list(messages), options=dict(options))
+        job = Job(messages=list(messages), options=dict(options), seconds=SECONDS)
         helper = self._idle.get()
         try:
             helper.start()
-            head, _ = helper.ask(msgspec.json.encode(job), b"", SECONDS)
+            head, _ = helper.ask(msgspec.json.encode(job), b"", job.seconds + _GRACE)
         except HelperDied as error:
-            self._kills += 1
-            log.error("chat template: %s", error)
-            raise _failed("the chat template takes too long or too much memory") from None
+            raise self._stopped(str(error)) from None
         finally:
             self._idle.put(helper)
         answer = msgspec.json.decode(head, type=Rendered)
+        if answer.is_stopped:
+            raise self._stopped("a conversation has met a bound")
         if answer.error is not None:
             raise RequestError(**answer.error)
         self._kills = 0
         return answer.text
+
+    def _stopped(self, why: str) -> RequestError:
+        """The error of a conversation that was stopped, which is counted."""
+        self._kills += 1
+        log.error("chat template: %s", why)
+        return _failed("the chat template takes too long or too much memory")
 
     def close(self) -> None:
         """Ends the processes; conversations under way fail."""

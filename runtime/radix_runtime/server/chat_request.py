@@ -11,9 +11,9 @@ from ..messages import Generate
 from ..text.conversation import ChatMessage, template_messages
 from ..text.tokenizer import ChatPrompt
 from ..text.tools import ToolUse
-from .answer import new_request
 from .parsed_choice import ParsedChoice
 from .protocol import Sampling, TemplateOptions
+from .request_rules import new_request
 from .tokenizer_manager import TokenizerManager
 
 _BUDGET = "thinking.budget_tokens"  # the one field that gives a budget
@@ -84,7 +84,7 @@ async def chat_request(
     prompt, tools = await chat_prompt(manager, read, options=options, param=param)
     kept = manager.format.keep_special(tools, reasoning=separate_reasoning)
     body.keep_special = [*body.keep_special, *kept]
-    request = new_request(manager, body, prompt.ids, param=param, names=names)
+    request = new_request(manager.rules, body, prompt.ids, param=param, names=names)
     if tools is not None or request.constraint is not None:
         # Schemas of a hundred tools take their time.
         request.constraint = await asyncio.to_thread(

@@ -85,7 +85,7 @@ class Endpoint:
             self.body,
             data,
             lenient=manager.args.allow_unknown_fields,
-            defaults=manager.sampling_defaults,
+            rules=manager.rules,
         )
         manager.check_model(getattr(body, "model", None))
         return body

@@ -1,6 +1,7 @@
 """What a JSON body may be made of, found by one pass over its bytes before anything parses it."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +13,10 @@ MAX_CONTAINERS = 20_000  # arrays and objects of one body
 MAX_NUMBER = 128  # characters of one number
 
 _SHORT_BYTES = 32 << 10  # are looked at within a fraction of a millisecond
+_CHUNK = 64 << 10  # bytes looked at together: what is made of them stays in the cache
 _QUOTE = ord('"')
 _COMMA = ord(",")
-_OPENS = np.zeros(256, dtype=bool)
-_OPENS[list(b"[{")] = True
-_STEPS = np.zeros(256, dtype=np.int32)  # what a byte adds to the depth
-_STEPS[list(b"[{")] = 1
-_STEPS[list(b"]}")] = -1
+_CASE = 0x20  # the bit in which "[" differs from "{", "]" from "}", and no other byte from these
 _OF_NUMBERS = np.zeros(256, dtype=bool)
 _OF_NUMBERS[list(b"0123456789+-.eE")] = True
 
@@ -41,16 +39,17 @@ def check_shape(data: bytes) -> Shape:
 
     Needs no valid JSON: up to its first error, which is as far as a parser gets, a text is bounded
     like a valid one. The shape of its beginning is no more than its own. About 5 ns a byte."""
-    structure = _outside_strings(data)
-    count = int(np.count_nonzero(_OPENS[structure]))
-    if count > MAX_CONTAINERS:
-        message = f"JSON of more than {MAX_CONTAINERS} arrays and objects"
-        raise refusal("invalid_json", message)
-    if count > MAX_DEPTH and _depth(structure) > MAX_DEPTH:
+    scan = _Scan()
+    for structure in _outside_strings(data):
+        scan.add(structure)
+        if scan.containers > MAX_CONTAINERS:
+            message = f"JSON of more than {MAX_CONTAINERS} arrays and objects"
+            raise refusal("invalid_json", message)
+    if scan.deepest > MAX_DEPTH:
         raise refusal("invalid_json", f"JSON nested deeper than {MAX_DEPTH}")
-    if _longest_number(structure) > MAX_NUMBER:
+    if scan.longest_number > MAX_NUMBER:
         raise refusal("invalid_json", f"a number of more than {MAX_NUMBER} characters")
-    return Shape(containers=count, commas=int(np.count_nonzero(structure == _COMMA)))
+    return Shape(containers=scan.containers, commas=scan.commas)
 
 
 async def check_shape_aside(data: bytes) -> Shape:
@@ -61,20 +60,54 @@ async def check_shape_aside(data: bytes) -> Shape:
     return await asyncio.to_thread(check_shape, data)
 
 
-def _outside_strings(data: bytes) -> np.ndarray:
-    """uint8 [n]: the bytes of a JSON text less what its strings contain."""
+def _outside_strings(data: bytes) -> Iterator[np.ndarray]:
+    """The bytes of a JSON text less what its strings contain, uint8 [n] piece by piece."""
     if b"\\" in data:  # an escaped quotation mark does not end a string
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = np.frombuffer(data, dtype=np.uint8)
     # The number of quotation marks up to each byte, modulo 256; inside of a string it is odd.
-    quotes = np.cumsum(text == _QUOTE, dtype=np.uint8)
-    return text[(quotes & 1) == 0]
+    before = np.uint8(0)
+    for start in range(0, len(text), _CHUNK):
+        part = text[start : start + _CHUNK]
+        quotes = np.cumsum(part == _QUOTE, dtype=np.uint8)
+        quotes += before
+        before = quotes[-1]
+        yield part[(quotes & 1) == 0]
 
 
-def _depth(structure: np.ndarray) -> int:
-    return int(np.cumsum(_STEPS[structure], dtype=np.int32).max())
+class _Scan:
+    """What has been found in the pieces so far."""
 
+    def __init__(self) -> None:
+        self.containers = 0
+        self.commas = 0
+        self.deepest = 0
+        self.longest_number = 0
+        self._depth = 0
+        self._number = 0  # characters of the one that the next piece may go on with
 
-def _longest_number(structure: np.ndarray) -> int:
-    others = np.flatnonzero(~_OF_NUMBERS[structure])
-    return int(np.diff(others, prepend=-1, append=len(structure)).max()) - 1
+    def add(self, structure: np.ndarray) -> None:
+        """Looks at the next piece, of bytes outside of strings."""
+        self.commas += int(np.count_nonzero(structure == _COMMA))
+        folded = structure | _CASE
+        opens = folded == ord("{")
+        closes = folded == ord("}")
+        count = int(np.count_nonzero(opens))
+        if count:
+            self.containers += count
+            steps = np.subtract(opens, closes, dtype=np.int8)
+            levels = np.cumsum(steps, dtype=np.int32)
+            self.deepest = max(self.deepest, self._depth + int(levels.max()))
+        self._depth += count - int(np.count_nonzero(closes))
+        self._measure_numbers(structure)
+
+    def _measure_numbers(self, structure: np.ndarray) -> None:
+        others = np.flatnonzero(~_OF_NUMBERS[structure])
+        if len(others) == 0:
+            self._number += len(structure)
+            self.longest_number = max(self.longest_number, self._number)
+            return
+        first = self._number + int(others[0])
+        self._number = len(structure) - 1 - int(others[-1])
+        between = int(np.diff(others).max(initial=1)) - 1
+        self.longest_number = max(self.longest_number, first, between, self._number)

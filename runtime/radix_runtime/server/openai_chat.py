@@ -8,10 +8,10 @@ from ..messages import Generate, TextDelta
 from ..text.choices import FLOOR, Scored, num_scored
 from ..text.machine import Event
 from ..text.tools import tool_use
-from .answer import clip_logprobs
 from .chat_request import Conversation, chat_request, template_options
 from .http_call import HttpCall
 from .json_pieces import Rows
+from .logprob_bound import clip_logprobs
 from .openai_common import OpenAIAnswer, finish_fields
 from .parsed_choice import ParsedChoice
 from .protocol import OPENAI_NAMES, ChatBody

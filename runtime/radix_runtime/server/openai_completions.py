@@ -6,11 +6,11 @@ from typing import Any
 
 from ..messages import Generate, Logprobs, TextDelta
 from ..text.choices import FLOOR, Scored, num_scored, scored
-from .answer import new_request
 from .http_call import HttpCall
 from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
-from .protocol import OPENAI_NAMES, CompletionBody
+from .prompt_requests import completion_requests
+from .protocol import CompletionBody
 from .submission import new_id
 from .turns import in_turns
 
@@ -20,18 +20,7 @@ async def completions(call: HttpCall, body: CompletionBody) -> None:
     manager = call.manager
     all_ids = await manager.text.encode(body.prompt, "prompt")
     requests: list[Generate] = []
-
-    def build() -> Iterator[None]:
-        for ids in all_ids:
-            request = new_request(manager, body, ids, param="prompt", names=OPENAI_NAMES)
-            if body.logprobs is not None:
-                request.return_logprob = True
-                request.top_logprobs = body.logprobs
-                request.logprob_start = 0 if body.echo else -1
-            requests.append(request)
-            yield
-
-    await in_turns(build())
+    await in_turns(map(requests.append, completion_requests(manager.rules, body, all_ids)))
     echoed = [""] * len(requests)
     if body.echo:
         echoed = _given_texts(body.prompt) or await manager.text.decode(

@@ -2,22 +2,19 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError, refusal
 from ..messages import Generate, TextDelta, unpack_ids
-from ..sampling_params import SamplingParams
 from ..text.sglang_output import sglang_output
-from .answer import Answer, new_request
+from .answer import Answer
 from .body_decoder import is_one_prompt
 from .http_call import HttpCall
 from .json_pieces import GrowingRows, Rows
-from .protocol import AbortBody, GenerateBody, GenerateSampling, require_one_of
+from .prompt_requests import generate_requests, spread
+from .protocol import AbortBody, GenerateBody, require_one_of
 from .submission import Batch, new_id
 from .turns import in_turns
-
-_NAMES = {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
 
 
 async def generate(call: HttpCall, body: GenerateBody) -> None:
@@ -25,21 +22,8 @@ async def generate(call: HttpCall, body: GenerateBody) -> None:
     manager = call.manager
     param = require_one_of(body, "text", "input_ids")
     all_ids = await manager.text.encode(getattr(body, param), param)
-    count = len(all_ids)
-    samplings = _spread(body.sampling_params, count, "sampling_params")
-    wanted = _wanted_logprobs(body, count)
     requests: list[Generate] = []
-
-    def build() -> Iterator[None]:
-        for ids, sampling, logprobs in zip(all_ids, samplings, wanted, strict=True):
-            if sampling is None:
-                sampling = GenerateSampling(**manager.sampling_defaults)
-            request = new_request(manager, sampling, ids, param=param, names=_NAMES)
-            logprobs.apply(request, len(ids))
-            requests.append(request)
-            yield
-
-    await in_turns(build())
+    await in_turns(map(requests.append, generate_requests(manager.rules, body, all_ids, param)))
     await GenerateAnswer(call, body, requests=requests).send()
 
 
@@ -59,63 +43,6 @@ async def abort_request(call: HttpCall, body: AbortBody) -> None:
     await call.answer({"aborting": count})
 
 
-def _spread(value: Any, count: int, param: str) -> list[Any]:
-    """One value for each of `count` prompts. Raises RequestError on a list of another length."""
-    if not isinstance(value, list):
-        return [value] * count
-    if len(value) != count:
-        raise refusal(
-            "invalid_value", f"{param} has {len(value)} entries for {count} prompts", param
-        )
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class _WantedLogprobs:
-    """The three fields of one prompt; `for_any`: those of another one in the call are wanted."""
-
-    wanted: bool | None
-    start: int | None
-    top: int | None
-    for_any: bool
-
-    def apply(self, request: Generate, prompt_length: int) -> None:
-        """Raises RequestError."""
-        if not self.wanted:
-            self._check_unwanted()
-            return
-        start = -1 if self.start is None else self.start
-        if not -1 <= start <= prompt_length:
-            raise refusal(
-                "invalid_value",
-                f"logprob_start_len must be in [-1, {prompt_length}]",
-                "logprob_start_len",
-            )
-        request.return_logprob = True
-        request.top_logprobs = self.top or 0
-        # The end of the prompt asks for no prompt logprobs, as -1 does.
-        request.logprob_start = -1 if start == prompt_length else start
-
-    def _check_unwanted(self) -> None:
-        asked = self.start not in (None, -1) or self.top
-        if asked and not self.for_any:
-            raise refusal(
-                "invalid_combination",
-                "logprob_start_len and top_logprobs_num need return_logprob",
-                "return_logprob",
-            )
-
-
-def _wanted_logprobs(body: GenerateBody, count: int) -> list[_WantedLogprobs]:
-    wanted = _spread(body.return_logprob, count, "return_logprob")
-    starts = _spread(body.logprob_start_len, count, "logprob_start_len")
-    tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
-    return [
-        _WantedLogprobs(wanted=wanted[i], start=starts[i], top=tops[i], for_any=any(wanted))
-        for i in range(count)
-    ]
-
-
 class GenerateAnswer(Answer):
     """An object a choice; a single prompt with one choice is not put into a list. A stream repeats
     all output so far unless the client asked for pieces."""
@@ -124,7 +51,7 @@ class GenerateAnswer(Answer):
         name = body.rid if isinstance(body.rid, str) else new_id("")
         super().__init__(call, body, requests=requests, name=name)
         if isinstance(body.rid, list):  # a name for each request
-            names = _spread(body.rid, len(requests), "rid")
+            names = spread(body.rid, len(requests), "rid")
             self.labels = dict(zip(self.labels, names, strict=True))
         self._pieces = bool(body.incremental_streaming_output)
         self._so_far: dict[int, dict[str, Any]] = {}

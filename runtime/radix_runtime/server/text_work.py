@@ -13,9 +13,8 @@ from ..sampling_params import Ids, Limits
 from ..text.tokenizer import ChatPrompt, Tokenizer
 from .chat_renderer import ChatRenderer
 from .protocol import MAX_PROMPTS
+from .request_rules import IDS_ONLY
 from .turns import in_turns
-
-IDS_ONLY = "this server takes token ids only (--skip-tokenizer-init): /generate with input_ids"
 
 _SHORT = 256 << 10  # characters
 _SHORT_THREADS = 4

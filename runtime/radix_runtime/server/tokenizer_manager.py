@@ -12,7 +12,7 @@ from typing import Any
 from .. import messages as m
 from ..channel import Outbox
 from ..config import ServerArgs
-from ..errors import RequestError, refusal
+from ..errors import RequestError
 from ..grammar.service import Grammars
 from ..hub import DEMO_MODEL_NAME
 from ..model_config import ModelConfig
@@ -25,10 +25,11 @@ from .labels import Label
 from .metrics import Figures, Metrics, Outcome
 from .names import Names
 from .questions import Questions
+from .request_rules import RequestRules
 from .shared_numbers import READY, SharedNumbers
 from .siblings import Siblings
 from .submission import OpenRequest, Submission, new_id
-from .text_work import IDS_ONLY, TextWork
+from .text_work import TextWork
 
 _PROBE = "a"  # what /health_generate continues
 _SLICE_SECONDS = 0.002  # that messages are handled without a pause
@@ -155,26 +156,14 @@ class TokenizerManager:
 
     # Requests -----------------------------------------------------------------------------
 
-    def new_request(
-        self,
-        ids: Ids,
-        sampling: SamplingParams,
-        *,
-        param: str,
-        names: Mapping[str, str],
-        clip: bool,
-    ) -> m.Generate:
-        """A request that fits, with a new id and the server's deadline. `param` is what the route
-        calls the prompt; `names` and `clip`: see Limits.admit. Raises RequestError."""
-        sampling = self.limits.admit(ids, sampling, param, names, clip)
-        if sampling.stop and not self.text.has_tokenizer:
-            raise refusal("no_tokenizer", f"stop: {IDS_ONLY}", names.get("stop", "stop"))
-        timeout = self.args.request_timeout
-        return m.Generate(
-            rid=new_id(""),
-            input_ids=m.pack_ids(ids),
-            sampling=sampling,
-            deadline=time.monotonic() + timeout if timeout else None,
+    @property
+    def rules(self) -> RequestRules:
+        """What the requests of this process are made by."""
+        return RequestRules(
+            limits=self.limits,
+            defaults=self.sampling_defaults,
+            timeout=self.args.request_timeout,
+            has_tokenizer=self.text.has_tokenizer,
             api=self.numbers.process,
         )
 
