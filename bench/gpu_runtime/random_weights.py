@@ -20,7 +20,7 @@ INT8_DEVIATION = 73  # of integers from -127 to 127, each as likely
 INT4_DEVIATION = 4.6  # of integers from 0 to 15
 MXFP4_EXPONENT = 120  # 2^-7 in e8m0: the floats of random codes deviate by 2.9
 
-_KEPT = {"q_scale", "k_scale", "v_scale", "prob_scale"}  # of the cache: as the engine made them
+_KEPT = re.compile(r"[qkv]_(scale|zero_point)|prob_scale")  # of the KV cache
 _WORD = 8  # codes of 4 bits in a word of 32
 _AWQ_MIDDLE = 0x88  # two zero points in the middle of the range
 _GPTQ_MIDDLE = 0x77  # the same, less one, as GPTQ stores them
@@ -32,9 +32,10 @@ def fill_parameters(model: nn.Module) -> None:
     """Gives every parameter of `model` random values that are valid for what its type and its name
     say it is: 1 for norms, a normal distribution for 16-bit matrices, biases and corrections of a
     router, random codes with scales of the same deviation for quantized ones. The values follow
-    from the parameter's path and shape: ranks agree on what they all hold whole. Buffers, and the
-    scales of a KV cache, stay as they are. Raises ValueError for a parameter that is of no kind
-    known here, or has no memory yet."""
+    from the parameter's path and shape: ranks agree on what they all hold whole, and of what they
+    share each has the same values. Buffers, and the scales and zero points of a KV cache, stay as
+    they are. Raises ValueError for a parameter that is of no kind known here, or has no memory
+    yet."""
     for prefix, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
             path = f"{prefix}.{name}".removeprefix(".")
@@ -43,7 +44,7 @@ def fill_parameters(model: nn.Module) -> None:
                     f"{path} has no memory yet: quantization while loading has no random weights "
                     "here; the engine's own dummy format has"
                 )
-            if name in _KEPT:
+            if _KEPT.fullmatch(name):
                 continue
             memory = param.data
             fill = _fill_of(name, memory.dtype)

@@ -216,7 +216,7 @@ class _Block(nn.Module):
             w13_weight=_empty(4, 64, hidden, **half), w13_bias=_empty(4, 64, **half)
         )
         self.attn = _holder(sinks=_empty(1024, **half))
-        for name in ("q_scale", "k_scale", "v_scale", "prob_scale"):
+        for name in ("q_scale", "k_scale", "v_scale", "prob_scale", "k_zero_point"):
             self.attn.register_parameter(
                 name, nn.Parameter(torch.tensor(-1.0), requires_grad=False)
             )
@@ -234,7 +234,7 @@ def test_16_bit_parameters() -> None:
         assert abs(float(param.float().mean())) < 0.01
     assert float(block.gate.weight.float().std()) == pytest.approx(0.02, rel=0.05)
     kept = [block.attn.q_scale, block.attn.k_scale, block.attn.v_scale, block.attn.prob_scale]
-    assert [float(scale) for scale in kept] == [-1] * 4
+    assert [float(scale) for scale in (*kept, block.attn.k_zero_point)] == [-1] * 5
     assert float(block.attn._k_scale) == 1
 
 
