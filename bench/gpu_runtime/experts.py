@@ -80,6 +80,8 @@ def main() -> None:
     print(f"{args.model.name}, {arm.name}: {model.version}")
     for spread in found:
         print(f"layer {spread.layer}: {spread.used:.1f} experts, at most {spread.busiest} rows")
+    if not found:
+        raise SystemExit("no layer has experts, or a kernel that chooses them itself tells nobody")
     least = min(spread.used for spread in found)
     print(f"{args.rows} rows: at least {least:.1f} experts a layer and step")
 

@@ -20,6 +20,7 @@ from bench.gpu_runtime import serving, vllm_weights
 from bench.gpu_runtime.contender import Arm, EngineSizes
 from bench.gpu_runtime.experts import Spread, spreads
 from bench.gpu_runtime.process import ROOT
+from bench.gpu_runtime.vllm_engine import Model
 
 
 @pytest.fixture
@@ -70,6 +71,71 @@ def test_the_plugin_registers_a_load_format(
     norm.weight.data.fill_(float("nan"))
     registered[vllm_weights.LOAD_FORMAT]().load_weights(norm, None)
     assert norm.weight.tolist() == [1] * 8
+
+
+class _Output:
+    """What vLLM gives for one prompt: token t of row r passes experts t + r and t + r + 1."""
+
+    def __init__(self, row: int, prompt: int, length: int, tells: bool) -> None:
+        self.token_ids = list(range(length))
+        first = np.arange(prompt + length - 1) + row
+        ids = np.stack((first, first + 1), axis=-1)[:, None].astype(np.uint8)
+        self.routed_experts = ids if tells else None
+        self.outputs = [self]
+
+
+class _Vllm(types.ModuleType):
+    """A double of vLLM's package."""
+
+    __version__ = "0"
+
+    def __init__(self) -> None:
+        super().__init__("vllm")
+        self.options: dict[str, Any] = {}
+        self.SamplingParams = types.SimpleNamespace
+
+    def LLM(self, folder: str, **options: Any) -> _Vllm:
+        self.options = options
+        return self
+
+    def generate(self, prompts: list[Any], params: list[Any], use_tqdm: bool) -> list[_Output]:
+        tells = self.options.get("enable_return_routed_experts", False)
+        lengths = [len(prompt["prompt_token_ids"]) for prompt in prompts]
+        return [
+            _Output(row=row, prompt=length, length=param.max_tokens, tells=tells)
+            for row, (length, param) in enumerate(zip(lengths, params, strict=True))
+        ]
+
+
+def _engine(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> tuple[_Vllm, Any]:
+    vllm = _Vllm()
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("PYTHONPATH", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")  # and as it was after the test
+    return vllm, Model(folder=Path("folder"), sizes=EngineSizes(ranks=2), settings=settings)
+
+
+def test_the_arm_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm, model = _engine(monkeypatch, {"enable_return_routed_experts": True})
+    assert vllm.options["load_format"] == vllm_weights.LOAD_FORMAT
+    assert vllm.options["tensor_parallel_size"] == 2
+    assert model.version.endswith("weights like_radix")
+    entries = importlib.metadata.entry_points(group="vllm.general_plugins")
+    assert vllm_weights.LOAD_FORMAT in entries.names
+    assert model.generate([[1, 2], [3]], [4, 2], 0.0) == 6
+    ids = model.chosen_experts([[1, 2], [3, 4], [5, 6]], 4, 0.6)
+    assert ids.shape == (3, 1, 3, 2)
+    assert ids[0, 0].tolist() == [[2, 3], [3, 4], [4, 5]]
+    assert ids[2, 0, 0].tolist() == [4, 5]
+
+
+def test_the_arm_of_vllm_with_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm, model = _engine(monkeypatch, {"load_format": "dummy"})
+    assert vllm.options["load_format"] == "dummy"
+    assert model.version.endswith("weights dummy")
+    with pytest.raises(RuntimeError, match="enable_return_routed_experts is off"):
+        model.chosen_experts([[1]], 2, 0.6)
 
 
 def test_servers_have_random_weights_drawn_alike(tmp_path: Path) -> None:
