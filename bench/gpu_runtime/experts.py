@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--arm", type=Arm.parse, required=True, metavar="ENGINE[:FIELD=VALUE,...]")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.6, help="0: greedy")
-    parser.add_argument("--tp", type=int, default=1, help="GPUs of an engine")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of vLLM's engine")
     args = parser.parse_args()
     settings = {**_SETTINGS[args.arm.engine], **args.arm.settings}
     arm = Arm(name=args.arm.name, engine=args.arm.engine, settings=settings)

@@ -59,8 +59,10 @@ class Model(Contender):
         return sum(output["meta_info"]["completion_tokens"] for output in outputs)
 
     def chosen_experts(self, prompts: list[Prompt], length: int, temperature: float) -> np.ndarray:
-        executor: Any = self.engine.executor
-        model: nn.Module = executor.runner.model
+        runner: Any = getattr(self.engine.executor, "runner", None)
+        if runner is None:
+            raise NotImplementedError("ranks in processes of their own tell no experts: --tp 1")
+        model: nn.Module = runner.model
         gates: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
         seen: list[np.ndarray] = []
         for gate in gates:
