@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 Prompt = list[int]
 
 MODULES = {
@@ -105,6 +107,12 @@ class Contender(ABC):
         """Collects, at the end of the block, the microseconds that the device waited between each
         step and the next; none where the engine does not tell."""
         yield []
+
+    def chosen_experts(self, prompts: list[Prompt], length: int, temperature: float) -> np.ndarray:
+        """The experts that each row passes in each decode step as `generate` completes the prompts
+        by `length` tokens: int64 [length - 1, layers, rows, top_k]. A layer without experts may be
+        left out, or have one number throughout. Slower than `generate`."""
+        raise NotImplementedError("this engine does not tell which experts it chose")
 
     def parts(self) -> dict[str, float]:
         """GiB of what the engine of one rank holds, by name; empty where it does not tell."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 import radix_kernels
 import radix_runtime
@@ -55,6 +57,28 @@ class Model(Contender):
         ]
         outputs = self.engine.generate(input_ids=prompts, sampling_params=params)
         return sum(output["meta_info"]["completion_tokens"] for output in outputs)
+
+    def chosen_experts(self, prompts: list[Prompt], length: int, temperature: float) -> np.ndarray:
+        runner: Any = getattr(self.engine.executor, "runner", None)
+        if runner is None:
+            raise NotImplementedError("ranks in processes of their own tell no experts: --tp 1")
+        model: nn.Module = runner.model
+        gates: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
+        seen: list[np.ndarray] = []
+        for gate in gates:
+            gate.route = _noting(gate.route, seen)
+        try:
+            self.generate(prompts, [length] * len(prompts), temperature)
+        finally:
+            for gate in gates:
+                del gate.route
+        steps = [
+            np.stack(seen[start : start + len(gates)]) for start in range(0, len(seen), len(gates))
+        ]
+        decode = [step for step in steps if step.shape[1] == len(prompts)]
+        if len(decode) < length - 1:
+            raise RuntimeError("the engine did not decode all rows together, step by step")
+        return np.stack(decode[1 - length :])
 
     @contextmanager
     def launches(self) -> Iterator[list[Launch]]:
@@ -112,6 +136,17 @@ class Model(Contender):
         gaps += [
             1e3 * end.elapsed_time(start) for end, start in zip(ends, starts[1:], strict=False)
         ]
+
+
+def _noting(route: Callable[..., Any], seen: list[np.ndarray]) -> Callable[..., Any]:
+    """`route`, which adds the ids that it has chosen to `seen`."""
+
+    def noted(x: torch.Tensor) -> Any:
+        weights, ids = route(x)
+        seen.append(ids.cpu().numpy().astype(np.int64))
+        return weights, ids
+
+    return noted
 
 
 def _recorded_event() -> torch.cuda.Event:

@@ -24,6 +24,7 @@ from radix_runtime.hub import DEMO_MODEL_DIR
 from .contender import Arm, EngineSizes
 from .process import ERROR_BYTES, ROOT, Child, Failed
 from .stages import Figures
+from .vllm_weights import LOAD_FORMAT, python_path, write_metadata
 
 _CLIENTS = 4
 _VOCABULARY = 1000  # ids of prompts: every tokenizer has as many
@@ -90,6 +91,12 @@ class ServerProcess(Child):
         shutil.copytree(folder, model)
         config = json.loads((folder / "config.json").read_text())
         write_tokenizer(model, config["vocab_size"])
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if arm.engine == "vllm":
+            metadata = Path(self._temporary.name) / "metadata"
+            metadata.mkdir()
+            write_metadata(metadata)
+            environment["PYTHONPATH"] = python_path(metadata)
         self._vocabulary = min(_VOCABULARY, config["vocab_size"])
         self._port = _free_port()
         self._ready = "/ready" if arm.engine == "radix" else "/health"
@@ -101,7 +108,7 @@ class ServerProcess(Child):
             stderr=self._errors,
             cwd=ROOT,
             start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            env=environment,
         )
 
     @property
@@ -193,7 +200,8 @@ def _command(arm: Arm, model: Path, sizes: EngineSizes) -> list[str]:
     else:
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         names = _VLLM
-    flags: dict[str, Any] = {"load-format": "dummy"}
+    load_format = "dummy" if arm.engine == "radix" else LOAD_FORMAT
+    flags: dict[str, Any] = {"load-format": load_format}
     flags |= {flag: getattr(sizes, field) for field, flag in names.items()}
     flags |= {field.replace("_", "-"): value for field, value in arm.settings.items()}
     for flag, value in flags.items():
