@@ -18,8 +18,11 @@ __device__ inline uint64_t swizzled_operand(const void* p) {
   return (shared_address(p) & 0x3ffff) >> 4 | uint64_t{1} << 16 | kAtomStep << 32 | kSwizzle128 << 62;
 }
 // The same in two words, of which only the lower one holds the address: offsets are added to it in units of 16 bytes.
+__device__ inline uint32_t operand_low_at(uint32_t address) {
+  return (address & 0x3ffff) >> 4 | 1u << 16;
+}
 __device__ inline uint32_t operand_low(const void* p) {
-  return static_cast<uint32_t>(swizzled_operand(p));
+  return operand_low_at(shared_address(p));
 }
 __device__ inline uint64_t operand_at(uint32_t low) {
   constexpr uint64_t kHigh = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32;

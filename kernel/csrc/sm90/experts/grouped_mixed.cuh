@@ -11,7 +11,7 @@ template <class Tile>
 void launch_mixed_product(const Problem& q, const GroupedMixedParams& p, const sm90::TensorMap& x) {
   sm90::LaunchShape shape;
   shape.grid = dim3(multiprocessors(q.device));
-  shape.threads = linear::kMixedThreads;
+  shape.threads = Tile::kThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   sm90::launch_dependent(q.op, q.device, q.stream, grouped_mixed_kernel<Tile>, shape, x, p);
 }

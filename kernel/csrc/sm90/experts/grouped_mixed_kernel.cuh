@@ -26,11 +26,20 @@
 
 namespace radix::experts {
 
+// A block has its tiles alone, and all of k.
+__device__ inline linear::MixedX alone() {
+  return {1, 0, 0};
+}
+template <class Tile>
+__device__ inline linear::MixedChunks chunks_of(const GroupedMixedParams& p) {
+  return {0, (p.weights.k_tiles + Tile::kChunkTiles - 1) / Tile::kChunkTiles};
+}
+
 template <class Tile>
 class GroupedMixedConsumer {
  public:
   __device__ GroupedMixedConsumer(const GroupedMixedParams& p, char* stages, uint64_t* full, uint64_t* empty)
-      : products_(p.weights, stages, full, empty),
+      : products_(p.weights, alone(), chunks_of<Tile>(p), stages, full, empty),
         epilogue_(p, stages + Tile::kStages * Tile::kStageBytes, threadIdx.x / 128 - 1) {}
 
   __device__ void run(const TilePlace& at) {
@@ -55,7 +64,7 @@ class GroupedMixedConsumer {
 };
 
 template <class Tile>
-__global__ void __launch_bounds__(linear::kMixedThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, 1)
     grouped_mixed_kernel(const __grid_constant__ sm90::TensorMap x_map, const __grid_constant__ GroupedMixedParams p) {
   using namespace sm90;
   extern __shared__ char unaligned[];
@@ -65,7 +74,7 @@ __global__ void __launch_bounds__(linear::kMixedThreads, 1)
   char* stages = unaligned + (-shared_address(unaligned) & (Tile::kAlignment - 1));
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&x_map);
-    linear::init_mixed_barriers<Tile>(full, empty);
+    linear::init_mixed_barriers<Tile>(full, empty, 1);
   }
   if (!p.placed) pdl_wait();
   if (threadIdx.x < 32) schedule.find(p, Tile::kMaxColumns);
@@ -74,16 +83,14 @@ __global__ void __launch_bounds__(linear::kMixedThreads, 1)
   const auto place = [&](int tile) { return TilePlace::find<Tile>(schedule, p, tile, 0); };
 
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<linear::kMixedProducerRegisters>();
-    if (threadIdx.x == 0) {
-      linear::MixedProducer<Tile> producer(p.weights, stages, full, empty);
-      producer.run(blockIdx.x, tiles, gridDim.x, &x_map, [&](int tile) {
-        const TilePlace at = place(tile);
-        return linear::MixedPlace{at.expert, at.row_tile * Tile::kFeatures, at.begin, at.count};
-      });
-    }
+    setmaxnreg_dec<Tile::kProducerRegisters>();
+    linear::MixedProducer<Tile> producer(p.weights, alone(), chunks_of<Tile>(p), stages, full, empty);
+    producer.run(blockIdx.x, tiles, gridDim.x, &x_map, [&](int tile) {
+      const TilePlace at = place(tile);
+      return linear::MixedPlace{at.expert, at.row_tile * Tile::kFeatures, at.begin, at.count};
+    });
   } else {
-    setmaxnreg_inc<linear::kMixedConsumerRegisters>();
+    setmaxnreg_inc<Tile::kConsumerRegisters>();
     pdl_wait();
     GroupedMixedConsumer<Tile> self(p, stages, full, empty);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) self.run(place(tile));

@@ -33,12 +33,13 @@ struct GroupedMixedStaging {
 
 template <class T, linear::Code kCode, int kGroup, bool kGated_, int kMaxColumns>
 struct GroupedMixedTile
-    : linear::MixedPipeline<T, kCode, kGroup, kMaxColumns,
+    : linear::MixedPipeline<T, kCode, kGroup, kMaxColumns, 2, 1, 2,
                             GroupedMixedStaging<kGated_, kMaxColumns>::kBytes + int{sizeof(Schedule)}> {
   using Staging = GroupedMixedStaging<kGated_, kMaxColumns>;
   static constexpr bool kGated = kGated_;
   static constexpr int kCluster = 1;
   static constexpr int kFeatures = kGated ? 64 : 128;  // columns of the result
+  static constexpr int kBox = kMaxColumns > 64 ? 32 : 16;  // pairs a copy
   static constexpr int kSharedBytes =
       GroupedMixedTile::kStages * GroupedMixedTile::kStageBytes + Staging::kBytes + GroupedMixedTile::kAlignment;
 

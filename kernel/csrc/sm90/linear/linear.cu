@@ -80,12 +80,7 @@ Problem describe(const rk_linear_args& args, rk_stream stream) {
 
 template <class T, Code kCode, int kGroup>
 void run_group(const Problem& q) {
-  if (q.gemm.m <= kFewTokens) return mixed_mma<T, kCode, kGroup>(q);
-  if constexpr (kCode == Code::s8 && kGroup < 128) {
-    fail(RK_UNSUPPORTED, "linear: int8 weights in groups of %d take at most %d rows of x", kGroup, kFewTokens);
-  } else {
-    mixed_wgmma<T, kCode, kGroup>(q);
-  }
+  q.gemm.m <= kFewTokens ? mixed_mma<T, kCode, kGroup>(q) : mixed_wgmma<T, kCode, kGroup>(q);
 }
 
 template <class T, Code kCode>

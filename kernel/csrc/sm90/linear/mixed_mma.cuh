@@ -64,8 +64,6 @@ void mixed_mma_of(const Problem& q) {
   if (of_block <= 8) return launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, kFew ? 2 : 1, 1, kRound>>(q);
   if constexpr (kFew) {
     launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 16, 1, 1, kRound>>(q);
-  } else if constexpr (kCode == Code::s8 && kGroup == 32 && kTokens > 32) {
-    launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 8, 1, 1, kRound>>(q);  // registers of two strips do not fit
   } else {
     // x from shared memory serves two strips.
     launch_mixed_mma<T, MixedTile<kCode, kGroup, kTokens, 7, 1, 2, kRound>>(q);
@@ -76,8 +74,7 @@ template <class T, Code kCode, int kGroup>
 void mixed_mma(const Problem& q) {
   if (q.gemm.m <= 8) return mixed_mma_of<T, kCode, kGroup, 8>(q);
   if (q.gemm.m <= 16) return mixed_mma_of<T, kCode, kGroup, 16>(q);
-  if (q.gemm.m <= 32) return mixed_mma_of<T, kCode, kGroup, 32>(q);
-  mixed_mma_of<T, kCode, kGroup, 64>(q);
+  mixed_mma_of<T, kCode, kGroup, 32>(q);
 }
 
 }  // namespace radix::linear

@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] * weight[n, k]^T for up to 64 tokens and a packed weight (layout.cuh), on mma.sync. Bound by
+// out[m, n] = x[m, k] * weight[n, k]^T for up to 32 tokens and a packed weight (layout.cuh), on mma.sync. Bound by
 // bytes: the weight is read once.
 //
 // The weight's 16 rows of a strip are the product's rows and 8 tokens its columns.

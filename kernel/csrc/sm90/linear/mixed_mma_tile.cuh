@@ -66,7 +66,7 @@ struct MixedTile {
   static constexpr int kSharedBytes = kXStages * kXStageBytes + kFixedBytes;
 
   static_assert(kXStages >= 3, "x is loaded ahead of the products");
-  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 64, "columns of the product, and a TMA box");
+  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 32, "columns of the product, and a TMA box");
   static_assert(kGroup >= 32 && kRound * kTileK % kGroup == 0, "a round is of whole groups, a group of half tiles");
   static_assert(kUnits == 1 || kUnits == 2, "a gate strip and its up strip are one warp's, or neighbours'");
   static_assert(kStrips % 2 == 0, "a gate strip and its up strip are in one tile");

@@ -1,157 +1,95 @@
 // out[m, n] = x[m, k] * weight[n, k]^T for more tokens than mixed_mma takes, and a packed weight (layout.cuh), on
 // wgmma.
 //
-//   block: persistent, one a multiprocessor; tiles of 2 x 64 weight rows by up to kMaxColumns tokens; those of the same
-//   weight rows follow each other, so that the weight comes from memory once.
-//   producer (a thread, mixed_wgmma_producer.cuh): bulk copies of codes, scales and zero points, TMA of x, into a ring
-//   of stages that runs on from tile to tile.
-//   consumers (two warpgroups, mixed_wgmma_mainloop.cuh): 64 rows each; gate halves: 64 gate rows and their up rows.
-//   epilogue: the sums of 32 tokens at a time through shared memory, so that a thread has 8 neighbouring results of a
-//   token (gemm/epilogue.cuh).
+// clang-format off
+//   cluster    row_blocks x k_shares blocks. Neighbours along the rows have the same tokens: each loads a part of x and
+//              multicasts it to all. Blocks that share k have the same tile, each a part of k
+//   block      one a multiprocessor, persistent: tiles of kStrips x 64 weight rows (of gate halves: half of them ups) by
+//              up to kMaxColumns tokens; those of the same weight rows follow each other
+//   producers  three warps (mixed_wgmma_producer.cuh): TMA of x; bulk copies of codes; of scales and zero points. A ring
+//              of stages that runs on from tile to tile
+//   consumers  kStrips x kKParts warpgroups (mixed_wgmma_mainloop.cuh): 64 rows each, and every kKParts-th 64 of k
+//   epilogue   sums of 64 tokens at a time through shared memory, where those of the shares of k are added in the order
+//              of the shares (mixed_wgmma_epilogue.cuh)
+// clang-format on
 //
 // Shared memory (kSharedBytes and static arrays):
 //
-//   | ring of stages | kStages x kStageBytes | x: 2 parts of kMaxColumns x 128 bytes (64 of k, swizzled) |
-//   |                |                       | codes: of each warpgroup 2 tiles of 64 x 64               |
-//   |                |                       | scales, zero points: of each warpgroup, groups x 64 rows  |
-//   | sums           | kSumBytes             | of 32 tokens, 128 rows each                               |
+//   | ring of stages | kStages x kStageBytes | x: kChunkTiles parts of kMaxColumns x 128 bytes (64 of k) |
+//   |                |                       | codes: of each strip kChunkTiles tiles of 64 x 64         |
+//   |                |                       | scales, zero points: of each strip, groups x 64 rows      |
+//   | sums           | Sums::kBytes          | of 64 tokens and of each part of k                        |
 //   | full, empty    | kStages each          | barriers (static)                                         |
+//   | there, read    | 1 each                | barriers of the sums (static)                             |
 #pragma once
 
 #include "sm90/common/setmaxnreg.cuh"
-#include "sm90/gemm/epilogue.cuh"
-#include "sm90/linear/mixed_wgmma_mainloop.cuh"
-#include "sm90/linear/mixed_wgmma_producer.cuh"
+#include "sm90/linear/mixed_wgmma_epilogue.cuh"
 
 namespace radix::linear {
 
-struct MixedWgmmaParams {
-  MixedWeights weight;
-  gemm::Epilogue epilogue;
-  int m, columns;                      // columns of the result
-  int row_tiles, token_tiles, tokens;  // tokens of a tile
-};
-
-constexpr int kStagedTokens = 32, kStagedStep = 2 * kTileRows + 4;  // floats from a token to the next: no bank twice
-constexpr int kSumBytes = kStagedTokens * kStagedStep * 4;
-
-template <class T, Code kCode, int kGroup, int kMaxColumns>
-struct MixedWgmmaTile : MixedPipeline<T, kCode, kGroup, kMaxColumns, kSumBytes> {
+template <class T, Code kCode, int kGroup, int kMaxColumns, int kStrips, int kKParts>
+struct MixedWgmmaTile
+    : MixedPipeline<T, kCode, kGroup, kMaxColumns, kStrips, kKParts, 1, MixedSums<kStrips, kKParts>::kBytes> {
+  using Sums = MixedSums<kStrips, kKParts>;
+  static constexpr int kBox = 0;
   static constexpr int kSharedBytes =
-      MixedWgmmaTile::kStages * MixedWgmmaTile::kStageBytes + kSumBytes + MixedWgmmaTile::kAlignment;
+      MixedWgmmaTile::kStages * MixedWgmmaTile::kStageBytes + Sums::kBytes + MixedWgmmaTile::kAlignment;
 };
 
-// Both warpgroups of a tile, together.
-template <class T>
-class MixedWgmmaEpilogue {
- public:
-  __device__ MixedWgmmaEpilogue(const MixedWgmmaParams& p, char* sums)
-      : p_(p), sums_(reinterpret_cast<float*>(sums)), gate_(p.epilogue.gate) {}
-
-  template <int kColumns>
-  __device__ void store(const MixedPlace& at, const float (&sum)[kColumns / 2]) const {
-    const int gated = gate_ != gemm::Gate::none, pieces = gated ? 8 : 16;
-    const int first_column = gated && gate_ == gemm::Gate::interleaved ? at.row / 2 : at.row;
-#pragma unroll
-    for (int first = 0; first < kColumns; first += kStagedTokens) {
-      const int count = min(kStagedTokens, at.x_count - first);
-      if (count <= 0) break;
-      sm90::named_barrier(1, 256);  // what was staged has been read
-#pragma unroll
-      for (int c = 0; c < kStagedTokens / 8; c++) stage(c * 8, sum + first / 2 + c * 4);
-      sm90::named_barrier(1, 256);
-      for (int i = threadIdx.x - 128; i < count * pieces; i += 256) {
-        const int token = i / pieces, piece = i % pieces, column = first_column + piece * 8;
-        if (column < p_.columns) finish(token, piece, at.x_row + first + token, column);
-      }
-    }
-  }
-
- private:
-  // 8 tokens from the accumulators' layout.
-  __device__ void stage(int token, const float* d) const {
-    const int lane = threadIdx.x % 32, row = (threadIdx.x / 32 - 4) * 16 + lane / 4;
-    float* to = sums_ + (token + lane % 4 * 2) * kStagedStep + row;
-    to[0] = d[0];
-    to[kStagedStep] = d[1];
-    to[8] = d[2];
-    to[kStagedStep + 8] = d[3];
-  }
-
-  __device__ void finish(int staged, int piece, int token, int column) const {
-    const gemm::Epilogue& e = p_.epilogue;
-    const float* from = sums_ + staged * kStagedStep;
-    const int count = min(8, p_.columns - column);
-    float v[8], up[8];
-    if (gate_ == gemm::Gate::none) {
-#pragma unroll
-      for (int j = 0; j < 8; j++) v[j] = from[piece * 8 + j];
-      gemm::finish_eight<T>(e, v, token, column, 1, count);
-    } else {
-      const bool halves = gate_ == gemm::Gate::halves;
-      const int step = halves ? 1 : 2;
-#pragma unroll
-      for (int j = 0; j < 8; j++) {
-        v[j] = from[(piece * 8 + j) * step];
-        up[j] = from[(piece * 8 + j) * step + (halves ? kTileRows : 1)];
-      }
-      gemm::finish_eight<T>(e, v, token, column * step, step, count);
-      gemm::finish_eight<T>(e, up, token, column * step + (halves ? p_.columns : 1), step, count);
-#pragma unroll
-      for (int j = 0; j < 8; j++) v[j] = gemm::silu(v[j]) * up[j];
-    }
-    gemm::store_eight<T>(e, v, token, column, count);
-  }
-
-  const MixedWgmmaParams& p_;
-  float* sums_;
-  const gemm::Gate gate_;
-};
+// Where tile `tile` of a cluster is for block `neighbour` of those along the rows. Past the last one along the rows: the
+// last rows again, which are not stored.
+template <class Tile>
+__device__ inline MixedPlace place_of(const MixedWgmmaParams& p, int tile, int neighbour) {
+  const int rows = p.epilogue.gate == gemm::Gate::halves ? Tile::Sums::kRows / 2 : Tile::Sums::kRows;
+  const int token = tile % p.token_tiles * p.tokens;
+  return {0, ((tile / p.token_tiles << p.row_bits) + neighbour) * rows, token, min(p.tokens, p.m - token)};
+}
 
 template <class Tile>
-__global__ void __launch_bounds__(kMixedThreads, 1)
+__device__ inline MixedX x_of(const MixedWgmmaParams& p, const MixedBlock& block) {
+  return {p.row_blocks(), block.neighbour, block.share << p.row_bits};
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
     mixed_wgmma_kernel(const __grid_constant__ sm90::TensorMap x_map, const __grid_constant__ MixedWgmmaParams p) {
   using namespace sm90;
-  using T = typename Tile::T;
   extern __shared__ char unaligned[];
-  __shared__ uint64_t full[Tile::kStages], empty[Tile::kStages];
-  static_assert(shared_fits(Tile::kSharedBytes + sizeof(full) + sizeof(empty)));
+  __shared__ uint64_t full[Tile::kStages], empty[Tile::kStages], there, read;
+  static_assert(shared_fits(Tile::kSharedBytes + sizeof(full) + sizeof(empty) + sizeof(there) + sizeof(read)));
+  using Epilogue = MixedWgmmaEpilogue<Tile>;
+  // The same in all blocks of a cluster, whose copies and reads go to the same place.
   char* stages = unaligned + (-shared_address(unaligned) & (Tile::kAlignment - 1));
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&x_map);
-    init_mixed_barriers<Tile>(full, empty);
+    Epilogue::init(p, &there, &read);
+    init_mixed_barriers<Tile>(full, empty, p.row_blocks());
   }
-  __syncthreads();
-  const int tiles = p.row_tiles * p.token_tiles;
-  const int features = p.epilogue.gate == gemm::Gate::halves ? kTileRows : 2 * kTileRows;
-  const auto place = [&](int tile) {
-    const int token = tile % p.token_tiles * p.tokens;
-    return MixedPlace{0, tile / p.token_tiles * features, token, min(p.tokens, p.m - token)};
-  };
+  p.blocks() > 1 ? cluster_sync() : __syncthreads();
 
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<kMixedProducerRegisters>();
-    if (threadIdx.x == 0) {
-      MixedProducer<Tile> producer(p.weight, stages, full, empty);
-      producer.run(blockIdx.x, tiles, gridDim.x, &x_map, place);
-    }
+    setmaxnreg_dec<Tile::kProducerRegisters>();
+    const MixedBlock block(p);
+    MixedProducer<Tile> producer(p.weight, x_of<Tile>(p, block), block.chunks, stages, full, empty);
+    producer.run(block.first_tile, p.tiles, block.tile_step, &x_map,
+                 [&](int tile) { return place_of<Tile>(p, tile, block.neighbour); });
   } else {
-    setmaxnreg_inc<kMixedConsumerRegisters>();
+    setmaxnreg_inc<Tile::kConsumerRegisters>();
     pdl_wait();
-    MixedMainloop<Tile> products(p.weight, stages, full, empty);
-    const MixedWgmmaEpilogue<T> epilogue(p, stages + Tile::kStages * Tile::kStageBytes);
-    const auto run = [&](auto columns) {
-      constexpr int kColumns = decltype(columns)::value;
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        float sum[kColumns / 2] = {};
-        products.template multiply<kColumns>(sum);
-        epilogue.template store<kColumns>(place(tile), sum);
-      }
-    };
-    if constexpr (Tile::kMaxColumns > 64)
-      if (p.tokens <= 96) return run(std::integral_constant<int, 96>());
-    run(std::integral_constant<int, Tile::kMaxColumns>());
+    const MixedBlock block(p);
+    MixedMainloop<Tile> products(p.weight, x_of<Tile>(p, block), block.chunks, stages, full, empty);
+    Epilogue epilogue(p, stages + Tile::kStages * Tile::kStageBytes, &there, &read, block);
+    for (int tile = block.first_tile; tile < p.tiles; tile += block.tile_step) {
+      constexpr int kColumns = Tile::kMaxColumns;
+      float sum[kColumns / 2] = {};
+      products.template multiply<kColumns>(sum);
+      epilogue.template store<kColumns>(place_of<Tile>(p, tile, block.neighbour), sum);
+    }
   }
+  // A block's shared memory stays until its neighbours have read it, copied into it and arrived at its barriers.
+  __syncwarp();
+  if (p.blocks() > 1) cluster_sync();
 }
 
 }  // namespace radix::linear

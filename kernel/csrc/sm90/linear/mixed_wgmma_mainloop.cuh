@@ -1,21 +1,20 @@
-// The products of a tile on wgmma: 64 rows of a packed weight by 16 to 128 rows of x. Weights are the instruction's
-// 64-row operand and come from registers, where their codes become T; x is its columns.
-//
-// A lane's 16 bytes of 4-bit codes are its operands of 4 steps of 16 of k; those of the next 4 are widened while these
-// are multiplied. A group's products are summed by the tensor cores from zero, multiplied by the row's scale in float32
-// and added, in ascending k. Of MXFP4 in bf16 the scale goes into the operand, which holds the product exactly.
+// The products of a tile on wgmma: 64 rows of a packed weight a warpgroup by 16 to 256 rows of x. Weights are the
+// instruction's 64-row operand and come from registers, where their codes become numbers of T: code times scale, rounded
+// to T (mixed_wgmma_operands.cuh). So one float32 sum runs over all of k, in ascending order, and the tensor cores wait
+// for nobody: while they multiply one 64 of k, the next one is widened into other registers.
 #pragma once
 
 #include <type_traits>
 
-#include "sm90/common/mbarrier.cuh"
+#include "sm90/common/cluster.cuh"
 #include "sm90/common/wgmma_registers.cuh"
 #include "sm90/linear/mixed_wgmma_operands.cuh"
-#include "sm90/linear/mixed_wgmma_pipeline.cuh"
+#include "sm90/linear/mixed_wgmma_producer.cuh"
 
 namespace radix::linear {
 
-// Of one consumer warpgroup, of which there are two after the producer's.
+// Of one consumer warpgroup; they stand behind the producers'. Warpgroup i has strip i % kStrips and part i / kStrips of
+// a stage's k.
 template <class Pipeline>
 class MixedMainloop {
  public:
@@ -24,21 +23,52 @@ class MixedMainloop {
   static constexpr sm90::Operand kType = sm90::kOperand<T>;
   static constexpr Code kCode = Pipeline::kCode;
 
-  __device__ MixedMainloop(const MixedWeights& w, char* stages, uint64_t* full, uint64_t* empty)
-      : w_(w),
-        stages_(stages),
-        full_(full),
-        empty_(empty),
-        group_(threadIdx.x / 128 - 1),
-        row_(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
+  __device__ MixedMainloop(const MixedWeights& w, const MixedX& x, MixedChunks chunks, char* stages, uint64_t* full,
+                           uint64_t* empty)
+      : w_(w), chunks_(chunks) {
+    const int group = threadIdx.x / 128 - 1, strip = group % Pipeline::kStrips, warp = threadIdx.x % 128 / 32;
+    const int lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
+    part_ = group / Pipeline::kStrips;
+    stages_ = sm90::shared_address(stages);
+    full_ = sm90::shared_address(full);
+    empty_ = lane < x.blocks ? sm90::remote_address(empty, x.first + lane) : 0;
+    codes_ = Pipeline::kCodesAt + strip * Pipeline::kCodeBytes + part_ * Pipeline::kTiles * tile_bytes(kCode) +
+             warp * strip_bytes(kCode) + lane * 16;
+    scales_ = Pipeline::kScalesAt + strip * Pipeline::kScaleBytes + row * w.scale_bytes;
+    zeros_ = Pipeline::kZerosAt + strip * Pipeline::kZeroBytes + row;
+    // Registers, in place of what they are made of.
+    for (uint32_t* offset : {&stages_, &full_, &empty_, &codes_, &scales_, &zeros_}) asm volatile("" : "+r"(*offset));
+  }
 
   // The sums of the next tile, which are zero before.
   template <int kColumns>
   __device__ void multiply(float (&sum)[kColumns / 2]) {
-    if constexpr (Pipeline::kFolded) {
-      multiply_folded<kColumns>(sum);
-    } else {
-      multiply_scaled<kColumns>(sum);
+    const int count = tiles_of_part(), stages = (count + Pipeline::kTiles - 1) / Pipeline::kTiles;
+    Operands even, odd;
+    chunk_ = chunks_.first;
+    last_ = -1;
+    if (count > 0) {
+      await();
+      widen(even, 0);
+    }
+    int i = 0;
+    for (; i + 1 < count; i += 2) {
+      step<kColumns, 0>(sum, even, odd, true);
+      step<kColumns, 1>(sum, odd, even, i + 2 < count);
+    }
+    if (i < count) {
+      step<kColumns, 0>(sum, even, odd, false);
+      if constexpr (Pipeline::kTiles == 2) ring_.next();
+    }
+    sm90::wgmma_wait<0>();
+    keep(even);
+    keep(odd);
+    sm90::wgmma_hold(sum);
+    if (last_ >= 0) release(last_);
+    for (int s = stages; s < chunks_.count; s++) {  // a last stage without a tile for this part
+      await();
+      release(ring_.index);
+      ring_.next();
     }
   }
 
@@ -46,27 +76,36 @@ class MixedMainloop {
   // A tile's codes as operands of its 4 steps.
   using Operands = uint32_t[4][4];
 
-  __device__ void await(const Ring& ring) const { sm90::barrier_wait(&full_[ring.index], ring.parity); }
-  // This warp has read a stage.
-  __device__ void release(int stage) const { sm90::barrier_arrive_warp(&empty_[stage]); }
-  // Groups of a chunk: the last ones of k may not exist; one of whole rows is that of every chunk.
-  __device__ int groups_of(int chunk) const {
-    return min(Pipeline::kGroupsOfChunk, max(1, w_.groups - chunk * Pipeline::kGroupsOfChunk));
+  __device__ void await() const { sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity); }
+  // This warp has read a stage, which all blocks with these rows of x wait for.
+  __device__ void release(int stage) const {
+    if constexpr (sm90::kWarpArrivals > 1) {
+      for (int lane = 0; lane < sm90::kPortableCluster; lane++) {
+        const uint32_t empty = __shfl_sync(~0u, empty_, lane);
+        if (empty) sm90::barrier_arrive_remote_at(empty + stage * 8);
+      }
+    } else if (empty_) {
+      sm90::barrier_arrive_remote_at(empty_ + stage * 8);
+    }
   }
-  __device__ uint32_t stage_of(const Ring& ring) const {
-    return sm90::shared_address(stages_) + ring.index * Pipeline::kStageBytes;
+
+  // Tiles of the block's chunks that are this warpgroup's.
+  __device__ int tiles_of_part() const {
+    constexpr int kTiles = Pipeline::kChunkTiles;
+    const int first = chunks_.first * kTiles;
+    const int count = min(chunks_.count * kTiles, w_.k_tiles - first);
+    return (count - part_ + Pipeline::kKParts - 1) / Pipeline::kKParts;
   }
 
   // This lane's words of 4 steps.
   struct Words {
     uint32_t at[4][kStepWords<kCode>];
   };
-  __device__ static Words load_words(uint32_t tile) {
+  __device__ static Words load_words(uint32_t at) {
     Words words;
-    const uint32_t strip = tile + threadIdx.x % 128 / 32 * strip_bytes(kCode) + threadIdx.x % 32 * 16;
 #pragma unroll
     for (int h = 0; h < kStepWords<kCode>; h++) {
-      const uint4 v = sm90::load_shared_uint4(strip + h * 512);
+      const uint4 v = sm90::load_shared_uint4(at + h * 512);
       const uint32_t four[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -77,40 +116,60 @@ class MixedMainloop {
     return words;
   }
 
-  // Tile `half` of a stage. Past the end of k that is whatever the stage held before: any code is a number, and x is
-  // zero there. Operands of a pending product must not be written.
-  __device__ void widen(Operands& a, const Ring& ring, int half, int groups) const {
+  // Tile `tile` of this warpgroup's in the stage. Operands of a pending product must not be written.
+  __device__ void widen(Operands& a, int tile) const {
     using namespace sm90;
-    const uint32_t stage = stage_of(ring);
-    const uint32_t scales = stage + Pipeline::kScalesAt + group_ * Pipeline::kScaleBytes;
-    const uint32_t zeros = stage + Pipeline::kZerosAt + group_ * Pipeline::kZeroBytes;
-    const Words words =
-        load_words(stage + Pipeline::kCodesAt + group_ * Pipeline::kCodeBytes + half * tile_bytes(kCode));
+    const uint32_t stage = stages_ + ring_.index * Pipeline::kStageBytes;
+    const Words words = load_words(stage + codes_ + tile * tile_bytes(kCode));
+    const int first = (part_ * Pipeline::kTiles + tile) * kTileK;  // of k within the stage
 #pragma unroll
     for (int g = 0; g < Pipeline::kGroupsOfTile; g++) {
-      const int row = min((half * kTileK + g * 32) / Pipeline::kGroup, groups - 1) * kTileRows + row_;
-      std::conditional_t<Pipeline::kFolded, ScaledE2m1Operands, GroupOperands<T, kCode>> operands;
-      if constexpr (Pipeline::kFolded)
-        operands.scale_by(load_shared_u8(scales + row), load_shared_u8(scales + row + 8));
-      if constexpr (Pipeline::kZeroBytes > 0) {
-        if (w_.zeros) operands.count_from(load_shared_u8(zeros + row), load_shared_u8(zeros + row + 8));
+      const int group = group_of(first + g * 32);
+      GroupOperands<T, kCode> operands;
+      operands.scale_by(stage + scales_ + group * kTileRows * w_.scale_bytes, w_.scale_type);
+      if constexpr (kCode == Code::u4) {
+        const uint32_t zeros = stage + zeros_ + group * kTileRows;
+        if (w_.zeros) operands.count_from(load_shared_u8(zeros), load_shared_u8(zeros + 8));
       }
-#pragma unroll
-      for (int i = g * Pipeline::kStepsOfGroup; i < (g + 1) * Pipeline::kStepsOfGroup; i++)
-        operands.widen(words.at[i], a[i]);
+      constexpr int kSteps = Pipeline::kStepsOfGroup;
+      operands.template widen<kSteps>(words.at + g * kSteps, a + g * kSteps);
     }
   }
+  // The group of a stage's k. The last groups of k may not exist; one of whole rows is that of every stage.
+  __device__ int group_of(int k) const {
+    if constexpr (Pipeline::kGroupsOfChunk == 1) return 0;
+    const int groups = w_.groups - chunk_ * Pipeline::kChunk / Pipeline::kGroup;
+    return max(0, min(k / Pipeline::kGroup, groups - 1));
+  }
 
-  // Starts the products of steps kFirst .. kFirst + kSteps - 1 of a tile: to + them where `more`, else they alone.
-  template <int kColumns, int kFirst, int kSteps>
-  __device__ void start(float (&to)[kColumns / 2], const Operands& a, int stage, int half, bool more) const {
+  // Starts the products of a tile.
+  template <int kColumns>
+  __device__ void start(float (&sum)[kColumns / 2], const Operands& a, int tile) const {
     using namespace sm90;
-    const uint64_t x = swizzled_operand(stages_ + stage * Pipeline::kStageBytes + half * Pipeline::kPartBytes);
+    const int part = part_ * Pipeline::kTiles + tile;
+    const uint32_t x = operand_low_at(stages_ + ring_.index * Pipeline::kStageBytes + part * Pipeline::kPartBytes);
     wgmma_fence();
 #pragma unroll
-    for (int i = kFirst; i < kFirst + kSteps; i++)
-      WgmmaRegisters<kType, kColumns, false>::run(to, a[i], next_k(x, i), more || i > kFirst);
+    for (int i = 0; i < 4; i++) WgmmaRegisters<kType, kColumns, false>::run(sum, a[i], operand_at(x + 2 * i), 1);
     wgmma_commit();
+  }
+
+  // Multiplies `now`, an even or an odd tile, and, where there are more, widens the next one meanwhile.
+  template <int kColumns, int kOdd>
+  __device__ void step(float (&sum)[kColumns / 2], const Operands& now, Operands& next, bool more) {
+    constexpr bool kOne = Pipeline::kTiles == 1, kEnds = kOne || kOdd;  // the stage ends with this tile
+    start<kColumns>(sum, now, kOne ? 0 : kOdd);
+    sm90::wgmma_wait<1>();  // the tile before
+    keep(next);
+    if ((kOne || !kOdd) && last_ >= 0) release(last_);
+    last_ = ring_.index;
+    if constexpr (kEnds) {
+      ring_.next();
+      chunk_++;
+    }
+    if (!more) return;
+    if constexpr (kEnds) await();
+    widen(next, kOne ? 0 : 1 - kOdd);
   }
 
   // The products that read them have ended.
@@ -121,118 +180,13 @@ class MixedMainloop {
       for (int j = 0; j < 4; j++) asm volatile("" ::"r"(a[i][j]));
   }
 
-  // Scales within the operands: one sum over all of k.
-  template <int kColumns>
-  __device__ void multiply_folded(float (&sum)[kColumns / 2]) {
-    using namespace sm90;
-    Operands first, second;
-    await(ring_);
-    widen(first, ring_, 0, groups_of(0));
-    int last = 0;
-    for (int chunk = 0; chunk < w_.chunks; chunk++) {
-      const int stage = ring_.index;
-      start<kColumns, 0, 4>(sum, first, stage, 0, true);
-      wgmma_wait<1>();
-      if (chunk > 0) {
-        keep(second);
-        release(last);
-      }
-      widen(second, ring_, 1, groups_of(chunk));
-      start<kColumns, 0, 4>(sum, second, stage, 1, true);
-      wgmma_wait<1>();
-      keep(first);
-      last = stage;
-      ring_.next();
-      if (chunk + 1 < w_.chunks) {
-        await(ring_);
-        widen(first, ring_, 0, groups_of(chunk + 1));
-      }
-    }
-    wgmma_wait<0>();
-    keep(second);
-    wgmma_hold(sum);
-    release(last);
-  }
-
-  // The scales of this lane's two rows in the groups of a chunk.
-  struct Scales {
-    float low[Pipeline::kGroupsOfChunk], high[Pipeline::kGroupsOfChunk];
-  };
-  __device__ Scales scales_of(const Ring& ring, int groups) const {
-    const uint32_t from = stage_of(ring) + Pipeline::kScalesAt + group_ * Pipeline::kScaleBytes;
-    Scales s;
-#pragma unroll
-    for (int g = 0; g < Pipeline::kGroupsOfChunk; g++) {
-      const int row = min(g, groups - 1) * kTileRows + row_;
-      s.low[g] = load_scale<kCode>(from, row, w_.scale_type);
-      s.high[g] = load_scale<kCode>(from, row + 8, w_.scale_type);
-    }
-    return s;
-  }
-
-  // Waits for a group's sum and adds it.
-  template <int kColumns>
-  __device__ static void add(float (&sum)[kColumns / 2], float (&part)[kColumns / 2], float low, float high) {
-    sm90::wgmma_wait<0>();
-    sm90::wgmma_hold(part);
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; i++) sum[i] += part[i] * (i % 4 < 2 ? low : high);
-  }
-
-  // Each group's sum is multiplied by its scales.
-  template <int kColumns>
-  __device__ void multiply_scaled(float (&sum)[kColumns / 2]) {
-    using namespace sm90;
-    constexpr int kSteps = Pipeline::kStepsOfGroup, kGroups = Pipeline::kGroupsOfTile;
-    constexpr bool kWide = Pipeline::kGroup > kTileK;  // a group is both tiles of a chunk
-    Operands first, second;
-    float part[kColumns / 2];
-    await(ring_);
-    widen(first, ring_, 0, groups_of(0));
-    for (int chunk = 0; chunk < w_.chunks; chunk++) {
-      const int stage = ring_.index;
-      const Scales scales = scales_of(ring_, groups_of(chunk));
-      const auto add_group = [&](int g) { add<kColumns>(sum, part, scales.low[g], scales.high[g]); };
-      start<kColumns, 0, kSteps>(part, first, stage, 0, false);
-      widen(second, ring_, 1, groups_of(chunk));
-      if constexpr (kGroups > 1) {
-        add_group(0);
-        start<kColumns, kSteps % 4, kSteps>(part, first, stage, 0, false);
-      }
-      if constexpr (!kWide) add_group(kGroups - 1);
-      start<kColumns, 0, kSteps>(part, second, stage, 1, kWide);
-      if constexpr (kGroups > 1) {
-        add_group(kGroups);
-        start<kColumns, kSteps % 4, kSteps>(part, second, stage, 1, false);
-      }
-      if constexpr (kWide) wgmma_wait<1>();
-      keep(first);
-      ring_.next();
-      if (chunk + 1 < w_.chunks) {
-        await(ring_);
-        widen(first, ring_, 0, groups_of(chunk + 1));
-      }
-      add_group(Pipeline::kGroupsOfChunk - 1);
-      keep(second);
-      release(stage);
-    }
-  }
-
   const MixedWeights& w_;
-  char* stages_;
-  uint64_t *full_, *empty_;
-  const int group_, row_;  // row_: this lane's first of the warpgroup's 64; its other is 8 further on
+  const MixedChunks chunks_;
+  int part_;
+  uint32_t stages_, full_, empty_;    // addresses; empty_: in the block at which this lane arrives, or 0
+  uint32_t codes_, scales_, zeros_;  // of this lane, from the beginning of a stage
   Ring ring_;
+  int chunk_ = 0, last_ = -1;  // last_: the stage of the tile before
 };
-
-// The barriers of the stages, by one thread.
-template <class Pipeline>
-__device__ inline void init_mixed_barriers(uint64_t* full, uint64_t* empty) {
-  for (int i = 0; i < Pipeline::kStages; i++) {
-    sm90::barrier_init(&full[i], 1);
-    sm90::barrier_init(&empty[i], sm90::kWarpArrivals * 8);  // the consumer warps
-  }
-  sm90::barrier_init_fence();
-}
 
 }  // namespace radix::linear

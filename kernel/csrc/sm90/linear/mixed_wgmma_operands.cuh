@@ -1,43 +1,97 @@
-// The register operand of products on wgmma from packed codes: of one group, both of this lane's rows.
+// The register operand of products on wgmma from packed codes: of one group, both of this lane's rows, times its scale.
 #pragma once
 
-#include "gpu/device/element.h"
 #include "sm90/common/shared_memory.cuh"
+#include "sm90/linear/scales.cuh"
 #include "sm90/linear/widen.cuh"
 
 namespace radix::linear {
 
-// The scale at `index` from an address in shared memory, in float32.
+// The scale `row` rows behind an address in shared memory, in float32.
 template <Code kCode>
-__device__ inline float load_scale(uint32_t from, int index, DType type) {
-  if constexpr (kCode == Code::e2m1) return power_of_two(sm90::load_shared_u8(from + index));
-  if (type == DType::f32) return sm90::load_shared_float(from + index * 4);
-  const uint16_t bits = sm90::load_shared_u16(from + index * 2);
+__device__ inline float load_scale(uint32_t from, int row, DType type) {
+  if constexpr (kCode == Code::e2m1) return power_of_two(sm90::load_shared_u8(from + row));
+  if (type == DType::f32) return sm90::load_shared_float(from + row * 4);
+  const uint16_t bits = sm90::load_shared_u16(from + row * 2);
   return type == DType::bf16 ? gpu::to_float(bf16{bits}) : gpu::to_float(f16{bits});
 }
 
-// What the codes of a group become, counted from the zero points of the lane's two rows: 8 unless told.
+// Both halves of a * b + c.
+template <class T>
+__device__ inline uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  if constexpr (kIsBf16<T>) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+
+// What the codes of a group become: counted from the zero points of the lane's two rows, 8 unless told, and multiplied
+// by their scales, rounded to T. Of scales in T that is one product of two numbers of T. Others are, for bf16, a number
+// of T and a rest, whose own product is rounded too: a result is within 0.502 of a unit in its last place. For f16,
+// whose exponents do not reach as far as other scales', the product is made in float32.
 template <class T, Code kCode>
-class GroupOperands {
+class ScaledOperands {
  public:
+  // The scales of the row at `from` and of that 8 further on.
+  __device__ void scale_by(uint32_t from, DType type) {
+    is_own_ = kCode != Code::e2m1 && type == (kIsBf16<T> ? DType::bf16 : DType::f16);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      if (is_own_) {
+        scale_[i] = twice(sm90::load_shared_u16(from + 16 * i));
+        continue;
+      }
+      const float scale = load_scale<kCode>(from, 8 * i, type);
+      if constexpr (kIsBf16<T>) {
+        scale_[i] = sm90::round_pair<T>(scale, scale);
+        const float rest = scale - __uint_as_float(scale_[i] & 0xffff0000u);
+        rest_[i] = sm90::round_pair<T>(rest, rest);
+      } else {
+        scale_[i] = __float_as_uint(scale);
+      }
+    }
+  }
   __device__ void count_from(uint32_t low, uint32_t high) {
     zero_[0] = zero_pair<T>(low);
     zero_[1] = zero_pair<T>(high);
   }
-  __device__ void widen(const uint32_t (&words)[kStepWords<kCode>], uint32_t (&a)[4]) const {
-    widen_step<T, kCode>(words, zero_, a);
+  // kSteps steps of words.
+  template <int kSteps>
+  __device__ void widen(const uint32_t (*words)[kStepWords<kCode>], uint32_t (*a)[4]) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; s++) widen_step<T, kCode>(words[s], zero_, a[s]);
+    if (is_own_) {
+#pragma unroll
+      for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = multiply_pair<T>(a[i / 4][i % 4], scale_[i % 2]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps * 4; i++) {
+      uint32_t& pair = a[i / 4][i % 4];
+      if constexpr (kIsBf16<T>) {
+        pair = multiply_add_pair<T>(pair, scale_[i % 2], multiply_pair<T>(pair, rest_[i % 2]));
+      } else {
+        pair = scaled_pair<T>(pair, __uint_as_float(scale_[i % 2]));
+      }
+    }
   }
 
  private:
+  bool is_own_;
+  uint32_t scale_[2], rest_[2];
   uint32_t zero_[2] = {zero_pair<T>(8), zero_pair<T>(8)};
 };
 
-// MXFP4 in bf16, with the group's power of two. It goes into the product that corrects the exponent, as far as bf16
-// holds that factor; what is left of a large one, into a second.
+// MXFP4 in bf16, with the group's power of two, exactly. It goes into the product that corrects the exponent, as far as
+// bf16 holds that factor; what is left of a large one, into a second.
 class ScaledE2m1Operands {
  public:
   // Powers of two in e8m0, 0 .. 252.
-  __device__ void scale_by(uint32_t low, uint32_t high) {
+  __device__ void scale_by(uint32_t from, DType) {
+    const uint32_t low = sm90::load_shared_u8(from), high = sm90::load_shared_u8(from + 8);
     factor_[0] = factor(low);
     factor_[1] = factor(high);
     large_ = __any_sync(~0u, max(low, high) > kMostAtOnce);
@@ -47,11 +101,13 @@ class ScaledE2m1Operands {
     rest_[0] = rest(max(low, kMostAtOnce));
     rest_[1] = rest(max(high, kMostAtOnce));
   }
-  __device__ void widen(const uint32_t (&words)[1], uint32_t (&a)[4]) const {
-    widen_scaled_e2m1(words[0], factor_, a);
+  template <int kSteps>
+  __device__ void widen(const uint32_t (*words)[1], uint32_t (*a)[4]) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; s++) widen_scaled_e2m1(words[s][0], factor_, a[s]);
     if (!large_) return;
 #pragma unroll
-    for (int j = 0; j < 4; j++) a[j] = multiply_pair<bf16>(a[j], rest_[j % 2]);
+    for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = multiply_pair<bf16>(a[i / 4][i % 4], rest_[i % 2]);
   }
 
  private:
@@ -63,5 +119,8 @@ class ScaledE2m1Operands {
   uint32_t factor_[2], rest_[2];
   bool large_;
 };
+
+template <class T, Code kCode>
+using GroupOperands = std::conditional_t<kCode == Code::e2m1 && kIsBf16<T>, ScaledE2m1Operands, ScaledOperands<T, kCode>>;
 
 }  // namespace radix::linear

@@ -14,8 +14,7 @@ struct MixedWeights {
   int row_tiles, k_tiles, groups;      // of 64 rows, 64 of k; groups along k
   int scale_bytes;                     // of one scale
   DType scale_type;
-  int chunks;      // of 128 of k
-  int second_row;  // from the first row of a tile's first warpgroup to that of the second
+  int second_row;  // from the first row of a tile's first half of strips to that of the second
 };
 
 inline MixedWeights mixed_weights(const Layout& layout, const char* packed, int64_t step, DType scale_type) {
@@ -29,53 +28,57 @@ inline MixedWeights mixed_weights(const Layout& layout, const char* packed, int6
   w.groups = static_cast<int>(layout.groups);
   w.scale_bytes = layout.scale_bytes;
   w.scale_type = scale_type;
-  w.chunks = (w.k_tiles + 1) / 2;
   w.second_row = kTileRows;
   return w;
 }
 
-constexpr int kMixedThreads = 384;                                          // a producer's warpgroup and two consumers
-constexpr int kMixedProducerRegisters = 40, kMixedConsumerRegisters = 232;  // of a thread, after setmaxnreg
-static_assert(kMixedThreads == 3 * sm90::kWarpgroup);
-static_assert(sm90::registers_fit(1, kMixedProducerRegisters, 2, kMixedConsumerRegisters));
+// Producer warps of a block: of x, of codes, of scales and zero points. Each announces its bytes of a stage.
+constexpr int kMixedProducerWarps = 3;
 
-// kGroup: inputs that share a scale; 128 also serves whole rows, whose one scale every 128 take. kMaxColumns: rows of x
-// a tile may have. kReserved: bytes of shared memory that the kernel needs beside the stages.
-template <class T_, Code kCode_, int kGroup_, int kMaxColumns_, int kReserved>
+// Tiles of kStrips times 64 rows by up to kMaxColumns rows of x. Each strip of 64 rows has kKParts consumer warpgroups,
+// which share a stage's k: kTiles tiles of 64 each. kGroup: inputs that share a scale; 128 also serves whole rows, whose
+// one scale every 128 take. kReserved: bytes of shared memory that the kernel needs beside the stages.
+template <class T_, Code kCode_, int kGroup_, int kMaxColumns_, int kStrips_, int kKParts_, int kTiles_, int kReserved>
 struct MixedPipeline {
   using T = T_;
   static constexpr Code kCode = kCode_;
   static constexpr int kGroup = kGroup_, kMaxColumns = kMaxColumns_;
-  // Powers of two go into the weights where T holds every product exactly.
-  static constexpr bool kFolded = kCode == Code::e2m1 && __is_same(T, bf16);
+  static constexpr int kStrips = kStrips_, kKParts = kKParts_, kTiles = kTiles_;
 
-  static constexpr int kChunk = 128, kTilesOfChunk = kChunk / kTileK;  // of k a stage
-  static constexpr int kGroupsOfChunk = kChunk / kGroup;
+  // Threads: the producers' warpgroup, then the consumers'. Registers of a thread move from the former to the latter;
+  // there are those that the block is launched with.
+  static constexpr int kGroups = kStrips * kKParts, kConsumers = kGroups * sm90::kWarpgroup;
+  static constexpr int kConsumerWarps = kConsumers / 32, kThreads = kConsumers + sm90::kWarpgroup;
+  static constexpr int kProducerRegisters = kGroups == 2 ? 40 : 32, kConsumerRegisters = kGroups == 2 ? 232 : 112;
+  static constexpr int kLaunchRegisters = sm90::kSmRegisters / kThreads / 8 * 8;
+  static_assert(sm90::kWarpgroup * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kLaunchRegisters);
+
+  static constexpr int kChunkTiles = kKParts * kTiles, kChunk = kChunkTiles * kTileK;  // of k a stage
+  static constexpr int kGroupsOfChunk = kChunk > kGroup ? kChunk / kGroup : 1;
   static constexpr int kGroupsOfTile = kGroup < kTileK ? kTileK / kGroup : 1;
   static constexpr int kStepsOfGroup = kTileK / kStepK / kGroupsOfTile;  // within a tile
-  static constexpr int kBox = kMaxColumns > 64 ? 32 : 16;                // rows of x a copy
-  static constexpr int kBoxBytes = kBox * sm90::kSwizzleBytes;
 
-  // A stage: x in two parts of 128 bytes a row, then of each warpgroup the codes, the scales and the zero points.
+  // A stage: x in parts of 128 bytes a row, then of each strip the codes, the scales and the zero points.
   static constexpr int kPartBytes = kMaxColumns * sm90::kSwizzleBytes;
-  static constexpr int kCodeBytes = kTilesOfChunk * tile_bytes(kCode);
+  static constexpr int kCodeBytes = kChunkTiles * tile_bytes(kCode);
   static constexpr int kScaleBytes = kGroupsOfChunk * kTileRows * (kCode == Code::e2m1 ? 1 : 4);
   static constexpr int kZeroBytes = kCode == Code::u4 ? kGroupsOfChunk * kTileRows : 0;
-  static constexpr int kCodesAt = kTilesOfChunk * kPartBytes;
-  static constexpr int kScalesAt = kCodesAt + 2 * kCodeBytes;
-  static constexpr int kZerosAt = kScalesAt + 2 * kScaleBytes;
-  static constexpr int kStageBytes = (kZerosAt + 2 * kZeroBytes + 1023) / 1024 * 1024;
+  static constexpr int kCodesAt = kChunkTiles * kPartBytes;
+  static constexpr int kScalesAt = kCodesAt + kStrips * kCodeBytes;
+  static constexpr int kZerosAt = kScalesAt + kStrips * kScaleBytes;
+  static constexpr int kStageBytes = (kZerosAt + kStrips * kZeroBytes + 1023) / 1024 * 1024;
   static constexpr int kAlignment = 1024, kBarrierBytes = 256;
   static constexpr int kFit = (sm90::kMaxSharedBytes - kAlignment - kBarrierBytes - kReserved) / kStageBytes;
-  static constexpr int kStages = kFit < 8 ? kFit : 8;
+  static constexpr int kStages = kFit < 12 ? kFit : 12;
 
-  static_assert(kGroup == 32 || kGroup == 64 || kGroup == 128, "a chunk has whole groups");
+  static_assert(kGroup == 32 || kGroup == 64 || kGroup == 128, "a chunk has whole groups, or is within one");
   static_assert(kCode != Code::e2m1 || kGroup == 32, "MXFP4 has groups of 32");
   static_assert(kTileRows == sm90::kWgmmaRows && kTileK == 64, "a packed tile is one operand, a part of x its k");
-  static_assert(kMaxColumns == 64 || kMaxColumns == 128, "tiles of more have sums beyond the registers");
-  static_assert(kMaxColumns % kBox == 0 && kBox <= sm90::kMaxBox, "whole TMA boxes");
-  static_assert(kPartBytes % sm90::kSwizzleAtom == 0 && kBoxBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
-  static_assert(2 * kStages * 8 <= kBarrierBytes, "a full and an empty barrier a stage");
+  static_assert(kMaxColumns % 64 == 0 && kMaxColumns <= sm90::kMaxWgmmaColumns);
+  static_assert(kStrips % 2 == 0, "gates have half of the strips");
+  static_assert(kTiles == 1 || (kTiles == 2 && kKParts == 1), "operands are two tiles in turns");
+  static_assert(kPartBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
+  static_assert(2 * kStages * 8 + 16 <= kBarrierBytes, "a full and an empty barrier a stage, two of the sums");
   static_assert(kStages >= 3, "two stages are on their way while one is multiplied");
 };
 

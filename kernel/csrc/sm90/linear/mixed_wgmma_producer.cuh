@@ -12,109 +12,160 @@ struct MixedPlace {
   int weight, row, x_row, x_count;
 };
 
+// Chunks of k that a block multiplies.
+struct MixedChunks {
+  int first, count;
+};
+
+// The blocks of a cluster that have the same rows of x, from rank `first` on: each loads as many of them for all, this
+// one as number `index`.
+struct MixedX {
+  int blocks, index, first;
+};
+
+// Pipeline::kBox: rows of x a copy, as many copies as the tile's rows need; or 0, and one copy for all kMaxColumns.
 template <class Pipeline>
 class MixedProducer {
  public:
   using Ring = sm90::Ring<Pipeline::kStages>;
 
-  __device__ MixedProducer(const MixedWeights& w, char* stages, uint64_t* full, uint64_t* empty)
-      : w_(w), stages_(stages), full_(full), empty_(empty) {}
+  __device__ MixedProducer(const MixedWeights& w, const MixedX& x, MixedChunks chunks, char* stages, uint64_t* full,
+                           uint64_t* empty)
+      : w_(w), x_(x), chunks_(chunks), stages_(stages), full_(full), empty_(empty), lane_(threadIdx.x % 32) {}
 
-  // Tiles first, first + step, ..., which `place` finds. The first weights are asked for before the kernel ahead, which
-  // may write x, has ended. One thread.
+  // Tiles first, first + step, ..., which `place` finds. Weights are asked for before the kernel ahead, which may write
+  // x, has ended. The first kMixedProducerWarps warps.
   template <class Place>
-  __device__ void run(int first, int tiles, int step, const sm90::TensorMap* x, const Place& place) {
-    int ahead = 0;
-    if (first < tiles) {
-      begin(place(first));
-      for (Ring ring; ahead < min(Pipeline::kStages, w_.chunks); ahead++, ring.next()) load_weights(ring, ahead);
-    }
-    sm90::pdl_wait();
-    sm90::pdl_trigger();
-    Ring ring;
-    for (int tile = first; tile < tiles; tile += step) {
-      begin(place(tile));
-      for (int chunk = 0; chunk < w_.chunks; chunk++, ring.next()) {
-        if (ahead > 0) {
-          ahead--;
-        } else {
-          sm90::barrier_wait(&empty_[ring.index], ring.parity ^ 1);
-          load_weights(ring, chunk);
-        }
-        load_x(ring, chunk, x);
-      }
+  __device__ void run(int first, int tiles, int step, const sm90::TensorMap* map, const Place& place) {
+    const auto of_tiles = [&](const auto& load) {
+      Ring ring;
+#pragma unroll 1
+      for (int tile = first; tile < tiles; tile += step) load(ring, place(tile));
+    };
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) {
+      sm90::pdl_wait();
+      sm90::pdl_trigger();
+      of_tiles([&](Ring& ring, const MixedPlace& at) { load_x(ring, at, map); });
+    } else if (warp == 1) {
+      of_tiles([&](Ring& ring, const MixedPlace& at) { load_codes(ring, at); });
+    } else if (warp == 2) {
+      of_tiles([&](Ring& ring, const MixedPlace& at) { load_numbers(ring, at); });
     }
   }
 
  private:
-  __device__ void begin(const MixedPlace& at) {
-    boxes_ = (at.x_count + Pipeline::kBox - 1) / Pipeline::kBox;
-    x_row_ = at.x_row;
-    weight_ = at.weight * w_.step;
-    row_ = at.row;
+  // What a lane copies of each block of 64 rows of a strip. Where the strip does not begin a block, one lane copies the
+  // end of a block and another the beginning of the next.
+  struct Copies {
+    const char* from;  // in the first block of k
+    int to, bytes;     // from the beginning of a stage; bytes of a block, or 0
+  };
+
+  // Blocks of `bytes` bytes lie in [rows / 64][along][64 rows]. Past the last one along the rows that one comes again,
+  // whose results nobody stores. lane: strips, then strips again for what is in the next block.
+  __device__ Copies copies_of(const char* from, const MixedPlace& at, int lane, int along, int bytes) const {
+    constexpr int kHalf = Pipeline::kStrips / 2;
+    const int strip = lane % Pipeline::kStrips, next = lane / Pipeline::kStrips;
+    const int row = at.row + strip / kHalf * w_.second_row + strip % kHalf * kTileRows;
+    const int skip = row % kTileRows * bytes / kTileRows, tile = min(row / kTileRows + next, w_.row_tiles - 1);
+    from += at.weight * w_.step + int64_t{tile} * along * bytes;
+    if (next) return {from, bytes - skip, next > 1 ? 0 : skip};
+    return {from + skip, 0, bytes - skip};
+  }
+  // Of `count` blocks of `bytes` bytes from number `first` on.
+  __device__ static void load(char* stage, const Copies& c, int first, int count, int bytes, uint64_t* barrier) {
+    if (c.bytes == 0) return;
+    const bool whole = c.bytes == bytes;
+    const char* from = c.from + first * int64_t{bytes};
+    char* to = stage + c.to;
+#pragma unroll 1
+    for (int i = whole ? 1 : count; i > 0; i--, from += bytes, to += bytes)
+      sm90::bulk_load(to, from, whole ? count * bytes : c.bytes, barrier);
   }
 
-  // Announces all of a stage's bytes.
-  __device__ void load_weights(const Ring& ring, int chunk) const {
-    constexpr int kTile = tile_bytes(Pipeline::kCode), kTiles = Pipeline::kTilesOfChunk;
-    uint64_t* barrier = &full_[ring.index];
-    char* stage = stages_ + ring.index * Pipeline::kStageBytes;
-    const int tiles = min(kTiles, w_.k_tiles - chunk * kTiles);
-    const int group = min(chunk * Pipeline::kGroupsOfChunk, w_.groups - 1);
-    const int groups = min(Pipeline::kGroupsOfChunk, w_.groups - group);
-    const int row_bytes = w_.scale_bytes + (w_.zeros ? 1 : 0);
-    sm90::barrier_arrive_expect(
-        barrier, 2 * (tiles * kTile + groups * kTileRows * row_bytes) + kTiles * boxes_ * Pipeline::kBoxBytes);
+  // Waits for a stage and announces what this warp copies into it.
+  __device__ char* open(const Ring& ring, int bytes) const {
+    sm90::barrier_wait(&empty_[ring.index], ring.parity ^ 1);
+    if (lane_ == 0) sm90::barrier_arrive_expect(&full_[ring.index], bytes);
+    return stages_ + ring.index * Pipeline::kStageBytes;
+  }
+
+  __device__ void load_x(Ring& ring, const MixedPlace& at, const sm90::TensorMap* map) const {
+    if (lane_ != 0) return;
+    constexpr int kParts = Pipeline::kChunkTiles;
+    constexpr int kBox = Pipeline::kBox;
+    const int boxes = kBox ? (at.x_count + kBox - 1) / kBox : 0;
+    const int rows = kBox ? boxes * kBox : Pipeline::kMaxColumns;
+    const int first = kBox ? 0 : Pipeline::kMaxColumns / x_.blocks * x_.index;
+    const uint16_t mask = static_cast<uint16_t>(((1 << x_.blocks) - 1) << x_.first);
 #pragma unroll 1
-    for (int i = 0; i < 2; i++) {
-      const int row = row_ + i * w_.second_row;
-      load_rows(stage + Pipeline::kCodesAt + i * Pipeline::kCodeBytes, w_.codes, row,
-                {w_.k_tiles, chunk * kTiles, tiles}, kTile, barrier);
-      load_rows(stage + Pipeline::kScalesAt + i * Pipeline::kScaleBytes, w_.scales, row, {w_.groups, group, groups},
-                kTileRows * w_.scale_bytes, barrier);
-      if (w_.zeros)
-        load_rows(stage + Pipeline::kZerosAt + i * Pipeline::kZeroBytes, w_.zeros, row, {w_.groups, group, groups},
-                  kTileRows, barrier);
+    for (int i = 0; i < chunks_.count; i++, ring.next()) {
+      char* stage = open(ring, kParts * rows * sm90::kSwizzleBytes);
+      uint64_t* barrier = &full_[ring.index];
+#pragma unroll
+      for (int part = 0; part < kParts; part++) {
+        const int k = ((chunks_.first + i) * kParts + part) * kTileK;
+        char* to = stage + part * Pipeline::kPartBytes + first * sm90::kSwizzleBytes;
+        if constexpr (kBox > 0) {
+#pragma unroll 1
+          for (int box = 0; box < boxes; box++)
+            sm90::tma_load_2d(to + box * kBox * sm90::kSwizzleBytes, map, barrier, k, at.x_row + box * kBox);
+        } else if (x_.blocks > 1) {
+          sm90::tma_multicast_2d(to, map, barrier, mask, k, at.x_row + first);
+        } else {
+          sm90::tma_load_2d(to, map, barrier, k, at.x_row);
+        }
+      }
     }
   }
 
-  __device__ void load_x(const Ring& ring, int chunk, const sm90::TensorMap* map) const {
-    char* x = stages_ + ring.index * Pipeline::kStageBytes;
-#pragma unroll
-    for (int part = 0; part < Pipeline::kTilesOfChunk; part++)
-      for (int box = 0; box < boxes_; box++)
-        sm90::tma_load_2d(x + part * Pipeline::kPartBytes + box * Pipeline::kBoxBytes, map, &full_[ring.index],
-                          chunk * Pipeline::kChunk + part * kTileK, x_row_ + box * Pipeline::kBox);
+  __device__ void load_codes(Ring& ring, const MixedPlace& at) const {
+    constexpr int kTile = tile_bytes(Pipeline::kCode), kTiles = Pipeline::kChunkTiles;
+    Copies copies = copies_of(w_.codes, at, lane_, w_.k_tiles, kTile);
+    copies.to += Pipeline::kCodesAt + lane_ % Pipeline::kStrips * Pipeline::kCodeBytes;
+#pragma unroll 1
+    for (int i = 0; i < chunks_.count; i++, ring.next()) {
+      const int first = (chunks_.first + i) * kTiles, tiles = min(kTiles, w_.k_tiles - first);
+      char* stage = open(ring, Pipeline::kStrips * tiles * kTile);
+      load(stage, copies, first, tiles, kTile, &full_[ring.index]);
+    }
   }
 
-  // Blocks of 64 rows along k: how many there are, and of these the first and how many are meant.
-  struct Blocks {
-    int along, first, count;
-  };
-
-  // Blocks of 64 rows from `row` on, `bytes` each, that lie in [rows / 64][along][64 rows]. Where the row does not
-  // begin a tile (a strip it does), of the end of one and the beginning of the next; past the last tile that one comes
-  // again, whose results nobody stores.
-  __device__ void load_rows(char* to, const char* from, int row, const Blocks& blocks, int bytes,
-                            uint64_t* barrier) const {
-    const int tile = min(row / kTileRows, w_.row_tiles - 1), next = min(tile + 1, w_.row_tiles - 1);
-    const int skip = row % kTileRows * bytes / kTileRows;
-    from += weight_ + blocks.first * int64_t{bytes};
-    const char* begin = from + int64_t{tile} * blocks.along * bytes;
-    if (skip == 0) return sm90::bulk_load(to, begin, blocks.count * bytes, barrier);
-    const char* rest = from + int64_t{next} * blocks.along * bytes;
+  // Scales, by the warp's first half, and zero points.
+  __device__ void load_numbers(Ring& ring, const MixedPlace& at) const {
+    constexpr int kStrips = Pipeline::kStrips;
+    const bool is_zeros = lane_ >= 16;
+    const int bytes = kTileRows * (is_zeros ? 1 : w_.scale_bytes), row_bytes = w_.scale_bytes + (w_.zeros ? 1 : 0);
+    Copies copies = copies_of(is_zeros ? w_.zeros : w_.scales, at, lane_ % 16, w_.groups, bytes);
+    copies.to += is_zeros ? Pipeline::kZerosAt + lane_ % kStrips * Pipeline::kZeroBytes
+                          : Pipeline::kScalesAt + lane_ % kStrips * Pipeline::kScaleBytes;
+    if (is_zeros && !w_.zeros) copies.bytes = 0;
 #pragma unroll 1
-    for (int i = 0; i < blocks.count; i++, to += bytes, begin += bytes, rest += bytes) {
-      sm90::bulk_load(to, begin + skip, bytes - skip, barrier);
-      sm90::bulk_load(to + bytes - skip, rest, skip, barrier);
+    for (int i = 0; i < chunks_.count; i++, ring.next()) {
+      const int group = min((chunks_.first + i) * Pipeline::kChunk / Pipeline::kGroup, w_.groups - 1);
+      const int groups = min(Pipeline::kGroupsOfChunk, w_.groups - group);
+      char* stage = open(ring, kStrips * groups * kTileRows * row_bytes);
+      load(stage, copies, group, groups, bytes, &full_[ring.index]);
     }
   }
 
   const MixedWeights& w_;
+  const MixedX x_;
+  const MixedChunks chunks_;
   char* stages_;
   uint64_t *full_, *empty_;
-  int boxes_, x_row_, row_;
-  int64_t weight_;
+  const int lane_;
 };
+
+// The barriers of the stages, by one thread. blocks: that receive the same rows of x.
+template <class Pipeline>
+__device__ inline void init_mixed_barriers(uint64_t* full, uint64_t* empty, int blocks) {
+  for (int i = 0; i < Pipeline::kStages; i++) {
+    sm90::barrier_init(&full[i], kMixedProducerWarps);
+    sm90::barrier_init(&empty[i], sm90::kWarpArrivals * Pipeline::kConsumerWarps * blocks);
+  }
+  sm90::barrier_init_fence();
+}
 
 }  // namespace radix::linear

@@ -16,7 +16,7 @@ struct Problem {
   const char* packed;
 };
 
-constexpr int kFewTokens = 64;     // up to so many mixed_mma multiplies, above them mixed_wgmma
+constexpr int kFewTokens = 32;     // up to so many mixed_mma multiplies, above them mixed_wgmma
 constexpr int kMostTokens = 1024;  // of a product with the packed weight itself
 
 // The product of up to kFewTokens tokens; kGroup 128 also for whole rows.

@@ -1,6 +1,5 @@
 // Rows of a packed weight in 16 bits: all of them (a product of many tokens takes that form), or those of an embedding.
 // A thread has 16 inputs of a row. Bound by bytes.
-#include "sm90/common/convert.cuh"
 #include "sm90/linear/problem.cuh"
 #include "sm90/linear/scales.cuh"
 
@@ -26,14 +25,6 @@ __device__ inline int64_t row_of(const RowsParams& p, int64_t t) {
   if (!p.ids) return t;
   const char* id = p.ids + t * p.id_step;
   return p.wide_ids ? *reinterpret_cast<const int64_t*>(id) : *reinterpret_cast<const int32_t*>(id);
-}
-
-template <class T>
-__device__ inline uint32_t scaled_pair(uint32_t pair, float scale) {
-  T low, high;
-  low.bits = static_cast<uint16_t>(pair);
-  high.bits = static_cast<uint16_t>(pair >> 16);
-  return sm90::round_pair<T>(gpu::to_float(low) * scale, gpu::to_float(high) * scale);
 }
 
 // The 16 values of step `step` in tile `tile` of k, two a word.
