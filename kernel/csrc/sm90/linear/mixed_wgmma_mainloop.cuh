@@ -32,7 +32,7 @@ class MixedMainloop {
     stages_ = sm90::shared_address(stages);
     full_ = sm90::shared_address(full);
     empty_ = lane < x.blocks ? sm90::remote_address(empty, x.first + lane) : 0;
-    codes_ = Pipeline::kCodesAt + strip * Pipeline::kCodeBytes + part_ * Pipeline::kTiles * tile_bytes(kCode) +
+    codes_ = Pipeline::kCodesAt + strip * Pipeline::kCodeBytes + part() * Pipeline::kTiles * tile_bytes(kCode) +
              warp * strip_bytes(kCode) + lane * 16;
     scales_ = Pipeline::kScalesAt + strip * Pipeline::kScaleBytes + row * w.scale_bytes;
     zeros_ = Pipeline::kZerosAt + strip * Pipeline::kZeroBytes + row;
@@ -76,6 +76,7 @@ class MixedMainloop {
   // A tile's codes as operands of its 4 steps.
   using Operands = uint32_t[4][4];
 
+  __device__ int part() const { return Pipeline::kKParts == 1 ? 0 : part_; }
   __device__ void await() const { sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity); }
   // This warp has read a stage, which all blocks with these rows of x wait for.
   __device__ void release(int stage) const {
@@ -94,7 +95,7 @@ class MixedMainloop {
     constexpr int kTiles = Pipeline::kChunkTiles;
     const int first = chunks_.first * kTiles;
     const int count = min(chunks_.count * kTiles, w_.k_tiles - first);
-    return (count - part_ + Pipeline::kKParts - 1) / Pipeline::kKParts;
+    return (count - part() + Pipeline::kKParts - 1) / Pipeline::kKParts;
   }
 
   // This lane's words of 4 steps.
@@ -121,7 +122,7 @@ class MixedMainloop {
     using namespace sm90;
     const uint32_t stage = stages_ + ring_.index * Pipeline::kStageBytes;
     const Words words = load_words(stage + codes_ + tile * tile_bytes(kCode));
-    const int first = (part_ * Pipeline::kTiles + tile) * kTileK;  // of k within the stage
+    const int first = (part() * Pipeline::kTiles + tile) * kTileK;  // of k within the stage
 #pragma unroll
     for (int g = 0; g < Pipeline::kGroupsOfTile; g++) {
       const int group = group_of(first + g * 32);
@@ -146,8 +147,8 @@ class MixedMainloop {
   template <int kColumns>
   __device__ void start(float (&sum)[kColumns / 2], const Operands& a, int tile) const {
     using namespace sm90;
-    const int part = part_ * Pipeline::kTiles + tile;
-    const uint32_t x = operand_low_at(stages_ + ring_.index * Pipeline::kStageBytes + part * Pipeline::kPartBytes);
+    const int at = part() * Pipeline::kTiles + tile;
+    const uint32_t x = operand_low_at(stages_ + ring_.index * Pipeline::kStageBytes + at * Pipeline::kPartBytes);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++) WgmmaRegisters<kType, kColumns, false>::run(sum, a[i], operand_at(x + 2 * i), 1);

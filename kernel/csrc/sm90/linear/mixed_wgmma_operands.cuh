@@ -29,15 +29,15 @@ __device__ inline uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c)
 }
 
 // What the codes of a group become: counted from the zero points of the lane's two rows, 8 unless told, and multiplied
-// by their scales, rounded to T. Of scales in T that is one product of two numbers of T. Others are, for bf16, a number
-// of T and a rest, whose own product is rounded too: a result is within 0.502 of a unit in its last place. For f16,
-// whose exponents do not reach as far as other scales', the product is made in float32.
+// by their scales, rounded to T once. Of scales in T that is a product of two numbers of T. An f16 scale is two numbers
+// of bf16, whose product with a code of four bits is exact for the smaller one. Others meet the code in float32.
 template <class T, Code kCode>
 class ScaledOperands {
  public:
   // The scales of the row at `from` and of that 8 further on.
   __device__ void scale_by(uint32_t from, DType type) {
     is_own_ = kCode != Code::e2m1 && type == (kIsBf16<T> ? DType::bf16 : DType::f16);
+    is_split_ = kSplits && type == DType::f16;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (is_own_) {
@@ -45,12 +45,11 @@ class ScaledOperands {
         continue;
       }
       const float scale = load_scale<kCode>(from, 8 * i, type);
-      if constexpr (kIsBf16<T>) {
+      scale_[i] = __float_as_uint(scale);
+      if (is_split_) {
         scale_[i] = sm90::round_pair<T>(scale, scale);
         const float rest = scale - __uint_as_float(scale_[i] & 0xffff0000u);
         rest_[i] = sm90::round_pair<T>(rest, rest);
-      } else {
-        scale_[i] = __float_as_uint(scale);
       }
     }
   }
@@ -63,24 +62,25 @@ class ScaledOperands {
   __device__ void widen(const uint32_t (*words)[kStepWords<kCode>], uint32_t (*a)[4]) const {
 #pragma unroll
     for (int s = 0; s < kSteps; s++) widen_step<T, kCode>(words[s], zero_, a[s]);
+    const auto each = [&](const auto& scaled) {
+#pragma unroll
+      for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = scaled(a[i / 4][i % 4], i % 2);
+    };
     if (is_own_) {
-#pragma unroll
-      for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = multiply_pair<T>(a[i / 4][i % 4], scale_[i % 2]);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps * 4; i++) {
-      uint32_t& pair = a[i / 4][i % 4];
-      if constexpr (kIsBf16<T>) {
-        pair = multiply_add_pair<T>(pair, scale_[i % 2], multiply_pair<T>(pair, rest_[i % 2]));
-      } else {
-        pair = scaled_pair<T>(pair, __uint_as_float(scale_[i % 2]));
-      }
+      each([&](uint32_t pair, int row) { return multiply_pair<T>(pair, scale_[row]); });
+    } else if (is_split_) {
+      each([&](uint32_t pair, int row) {
+        return multiply_add_pair<T>(pair, scale_[row], multiply_pair<T>(pair, rest_[row]));
+      });
+    } else {
+      each([&](uint32_t pair, int row) { return scaled_pair<T>(pair, __uint_as_float(scale_[row])); });
     }
   }
 
  private:
-  bool is_own_;
+  static constexpr bool kSplits = kIsBf16<T> && kCode == Code::u4;
+
+  bool is_own_, is_split_;
   uint32_t scale_[2], rest_[2];
   uint32_t zero_[2] = {zero_pair<T>(8), zero_pair<T>(8)};
 };
