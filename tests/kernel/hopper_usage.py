@@ -67,11 +67,12 @@ LIMITS = {
     ),  # one scale a row, 256 tokens
     "wgmma_persistent_kernel<*>": (168, 0),
     # Products with packed weights.
-    "mixed_mma_kernel<*, 64, 7, 1, 2, *> >": (255, 0),
     "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (216, 0),
     "mixed_mma_kernel<*, 4, 2, 1, *> >": (168, 0),
     "mixed_mma_kernel<*, 8, 1, 1, *> >": (168, 0),
     "mixed_mma_kernel<*>": (96, 0),
+    "mixed_wgmma_kernel<*, 64, 4, 1> >": (96, 0),  # four consumers
+    "mixed_wgmma_kernel<*, 64, 2, 2> >": (96, 0),
     "mixed_wgmma_kernel<*>": (168, 0),
     "rows_kernel<*>": (32, 0),
     "numbers_kernel<*>": (32, 0),

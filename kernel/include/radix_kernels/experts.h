@@ -45,8 +45,8 @@ typedef struct rk_fused_experts_sizes {
 } rk_fused_experts_sizes;
 RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes);
 
-/* As rk_fused_experts with weights of 4 or 8 bits that become x's type in registers, exactly; a group's products are
- * summed in float32 and multiplied by the group's scale in float32. w1, w2: uint8 [E, bytes], last dim contiguous,
+/* As rk_fused_experts with weights of 4 or 8 bits that become x's type in registers: code times scale, rounded
+ * once. w1, w2: uint8 [E, bytes], last dim contiguous,
  * experts at multiples of 16 bytes: each a weight [2 I, H] or [H, I] in RK_LAYOUT_FRAGMENTS64. kind: RK_WEIGHT_INT4
  * (group 32, 64, 128 or 0 for whole rows; scales bf16, fp16 or fp32; zeros: 1 where codes have zero points of their
  * own), RK_WEIGHT_INT8 (group 128 or 0, scales alike) or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a multiple of 8, I

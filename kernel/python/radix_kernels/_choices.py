@@ -10,9 +10,9 @@ from __future__ import annotations
 # Up to so many rows of x Hopper's dense kernels are ahead of cuBLAS with nothing fused.
 HOPPER_ROWS = 64
 
-# Up to so many rows of x the kernel for few rows takes a quantized weight on Hopper.
-QUANTIZED_ROWS = 64
-_QUANTIZED_ROWS_ON_WGMMA = 512
+# Up to so many rows of x the product reads a quantized weight of Hopper's library as it is packed;
+# of more, the weight is widened to x's dtype first (docs/kernels/quantized.md).
+QUANTIZED_ROWS = 512
 
 _MEBIBYTE = 1 << 20
 
@@ -45,16 +45,6 @@ def blas_is_ahead_of_gated(rows: int, n: int, k: int) -> bool:
         return False
     tile = 128 if rows <= 128 else 256
     return rows % tile != 0
-
-
-def quantized_rows(kind: str, group: int) -> int:
-    """Up to so many rows of x the product reads a quantized weight of Hopper's library as it is
-    packed; of more, the weight is widened to x's dtype first (docs/kernels/quantized.md).
-
-    The kernel for more than QUANTIZED_ROWS has no INT8 in small groups.
-    """
-    is_only_for_few = kind == "int8" and group in (32, 64)
-    return QUANTIZED_ROWS if is_only_for_few else _QUANTIZED_ROWS_ON_WGMMA
 
 
 def triton_experts_are_faster(pairs: int, experts: int, fp8: bool) -> bool:

@@ -2,7 +2,7 @@
 
     packed      a weight in the order of the CPU library: its kernels. Bits of a row depend on
                 neither the other rows nor the number of threads. A quantized weight in the order of
-                Hopper's library: its kernels up to `_choices.quantized_rows` rows, where a row's
+                Hopper's library: its kernels up to `_choices.QUANTIZED_ROWS` rows, where a row's
                 bits depend neither on the other rows nor on their number within 1 .. 16 and
                 17 .. 64; of more, the weight is widened to x's dtype and goes the ways below
     codes       any other quantized weight on a GPU, in rows of codes: Triton's kernel
@@ -123,7 +123,7 @@ def widened(op: str, x: Array, weight: PackedWeight | Array) -> PackedWeight | A
         return weight
     run = packed_kernel(op, "embedding_packed", x, weight)
     given = as_torch(x)
-    if given.numel() <= _choices.quantized_rows(weight.kind, weight.group) * weight.k:
+    if given.numel() <= _choices.QUANTIZED_ROWS * weight.k:
         return weight
     rows = _padded(given, weight.n, weight.k)
     run(None, weight.data, weight.descriptor, rows)

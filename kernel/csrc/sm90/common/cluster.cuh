@@ -55,13 +55,14 @@ __device__ inline void barrier_arrive_warp(uint64_t* barrier, int blocks) {
     barrier_arrive_remote(barrier, lane);
   }
 }
-// A warp's arrival at that of blocks first, first + step, ..., which see afterwards (barrier_wait_cluster) what this warp wrote.
+// A warp's arrival at that of blocks first, first + step, ..., which see afterwards (barrier_wait_cluster) what this
+// warp wrote.
 __device__ inline void barrier_publish_warp(const uint64_t* barrier, int blocks, int first, int step) {
   __syncwarp();
   const auto arrive = [&](int i) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                     remote_address(barrier, first + i * step))
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, first + i * step))
+        : "memory");
   };
   const int lane = threadIdx.x % 32;
   if constexpr (kWarpArrivals > 1) {

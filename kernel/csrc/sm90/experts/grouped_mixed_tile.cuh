@@ -38,7 +38,7 @@ struct GroupedMixedTile
   using Staging = GroupedMixedStaging<kGated_, kMaxColumns>;
   static constexpr bool kGated = kGated_;
   static constexpr int kCluster = 1;
-  static constexpr int kFeatures = kGated ? 64 : 128;  // columns of the result
+  static constexpr int kFeatures = kGated ? 64 : 128;      // columns of the result
   static constexpr int kBox = kMaxColumns > 64 ? 32 : 16;  // pairs a copy
   static constexpr int kSharedBytes =
       GroupedMixedTile::kStages * GroupedMixedTile::kStageBytes + Staging::kBytes + GroupedMixedTile::kAlignment;

@@ -16,9 +16,9 @@ struct MixedPlan {
 };
 
 // What the estimate of a plan counts with, in cycles of a multiprocessor.
-constexpr int kReadBytes = 24;                            // from L2 in a cycle, where all multiprocessors read
+constexpr int kReadBytes = 24;                             // from L2 in a cycle, where all multiprocessors read
 constexpr int kEpilogueCycles = 800, kShareCycles = 1500;  // of 64 tokens; where blocks share k
-constexpr int kFillCycles = 1500;                         // of a launch
+constexpr int kFillCycles = 1500;                          // of a launch
 constexpr int kMostRowBlocks = 2, kMostShares = 8;
 constexpr int kPlannedTokens = 128;  // tokens for which shares of k are chosen, where there are more than 64
 
@@ -107,7 +107,7 @@ void mixed_wgmma(const Problem& q) {
   using Wide = MixedWgmmaTile<T, kCode, kGroup, 256, 2, 1>;
   const int shares = plan<Narrow>(q, kPlannedTokens).k_shares;
   const MixedPlan narrow = plan<Narrow>(q, m, shares), wide = plan<Wide>(q, m, shares);
-  narrow.cycles <= wide.cycles ? launch_mixed_wgmma<Narrow>(q, narrow) : launch_mixed_wgmma<Wide>(q, wide);
+  narrow.cycles < wide.cycles ? launch_mixed_wgmma<Narrow>(q, narrow) : launch_mixed_wgmma<Wide>(q, wide);
 }
 
 }  // namespace radix::linear

@@ -10,10 +10,10 @@ namespace radix::linear {
 struct MixedWgmmaParams {
   MixedWeights weight;
   gemm::Epilogue epilogue;
-  int m, columns;                      // columns of the result
-  int tiles, token_tiles, tokens;      // tiles of the clusters; along the tokens; tokens of a tile
-  int row_bits, share_bits;            // powers of two: a cluster's neighbours along the rows, and its shares of k
-  int chunks;                          // of all of k
+  int m, columns;                  // columns of the result
+  int tiles, token_tiles, tokens;  // tiles of the clusters; along the tokens; tokens of a tile
+  int row_bits, share_bits;        // powers of two: a cluster's neighbours along the rows, and its shares of k
+  int chunks;                      // of all of k
 
   RK_HOST_DEVICE int row_blocks() const { return 1 << row_bits; }
   RK_HOST_DEVICE int k_shares() const { return 1 << share_bits; }
@@ -46,8 +46,8 @@ struct MixedSums {
   static_assert(kStep % 4 == 0, "sums are read as float4");
 };
 
-// All consumers of a block; those of the blocks that share a tile's k wait for each other, and each block finishes every
-// k_shares-th token. Two barriers: the sums are there; they have been read.
+// All consumers of a block; those of the blocks that share a tile's k wait for each other, and each block finishes
+// every k_shares-th token. Two barriers: the sums are there; they have been read.
 template <class Tile>
 class MixedWgmmaEpilogue {
  public:

@@ -37,8 +37,8 @@ struct MixedWgmmaTile
       MixedWgmmaTile::kStages * MixedWgmmaTile::kStageBytes + Sums::kBytes + MixedWgmmaTile::kAlignment;
 };
 
-// Where tile `tile` of a cluster is for block `neighbour` of those along the rows. Past the last one along the rows: the
-// last rows again, which are not stored.
+// Where tile `tile` of a cluster is for block `neighbour` of those along the rows. Past the last one along the rows:
+// the last rows again, which are not stored.
 template <class Tile>
 __device__ inline MixedPlace place_of(const MixedWgmmaParams& p, int tile, int neighbour) {
   const int rows = p.epilogue.gate == gemm::Gate::halves ? Tile::Sums::kRows / 2 : Tile::Sums::kRows;

@@ -1,7 +1,7 @@
 // The products of a tile on wgmma: 64 rows of a packed weight a warpgroup by 16 to 256 rows of x. Weights are the
-// instruction's 64-row operand and come from registers, where their codes become numbers of T: code times scale, rounded
-// to T (mixed_wgmma_operands.cuh). So one float32 sum runs over all of k, in ascending order, and the tensor cores wait
-// for nobody: while they multiply one 64 of k, the next one is widened into other registers.
+// instruction's 64-row operand and come from registers, where their codes become numbers of T: code times scale,
+// rounded to T (mixed_wgmma_operands.cuh). So one float32 sum runs over all of k, in ascending order, and the tensor
+// cores wait for nobody: while they multiply one 64 of k, the next one is widened into other registers.
 #pragma once
 
 #include <type_traits>
@@ -13,8 +13,8 @@
 
 namespace radix::linear {
 
-// Of one consumer warpgroup; they stand behind the producers'. Warpgroup i has strip i % kStrips and part i / kStrips of
-// a stage's k.
+// Of one consumer warpgroup; they stand behind the producers'. Warpgroup i has strip i % kStrips and part i / kStrips
+// of a stage's k.
 template <class Pipeline>
 class MixedMainloop {
  public:
@@ -184,7 +184,7 @@ class MixedMainloop {
   const MixedWeights& w_;
   const MixedChunks chunks_;
   int part_;
-  uint32_t stages_, full_, empty_;    // addresses; empty_: in the block at which this lane arrives, or 0
+  uint32_t stages_, full_, empty_;   // addresses; empty_: in the block at which this lane arrives, or 0
   uint32_t codes_, scales_, zeros_;  // of this lane, from the beginning of a stage
   Ring ring_;
   int chunk_ = 0, last_ = -1;  // last_: the stage of the tile before

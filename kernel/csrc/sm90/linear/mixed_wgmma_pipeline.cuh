@@ -36,8 +36,8 @@ inline MixedWeights mixed_weights(const Layout& layout, const char* packed, int6
 constexpr int kMixedProducerWarps = 3;
 
 // Tiles of kStrips times 64 rows by up to kMaxColumns rows of x. Each strip of 64 rows has kKParts consumer warpgroups,
-// which share a stage's k: kTiles tiles of 64 each. kGroup: inputs that share a scale; 128 also serves whole rows, whose
-// one scale every 128 take. kReserved: bytes of shared memory that the kernel needs beside the stages.
+// which share a stage's k: kTiles tiles of 64 each. kGroup: inputs that share a scale; 128 also serves whole rows,
+// whose one scale every 128 take. kReserved: bytes of shared memory that the kernel needs beside the stages.
 template <class T_, Code kCode_, int kGroup_, int kMaxColumns_, int kStrips_, int kKParts_, int kTiles_, int kReserved>
 struct MixedPipeline {
   using T = T_;
