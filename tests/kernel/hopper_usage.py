@@ -71,7 +71,8 @@ LIMITS = {
     "mixed_mma_kernel<*, 4, 2, 1, *> >": (168, 0),
     "mixed_mma_kernel<*, 8, 1, 1, *> >": (168, 0),
     "mixed_mma_kernel<*>": (96, 0),
-    "mixed_wgmma_kernel<*, 64, 4, 1> >": (96, 0),  # four consumers
+    "mixed_wgmma_kernel<*, 32, 64, 4, 1> >": (96, 8),  # four consumers; once, before k begins
+    "mixed_wgmma_kernel<*, 64, 4, 1> >": (96, 0),
     "mixed_wgmma_kernel<*, 64, 2, 2> >": (96, 0),
     "mixed_wgmma_kernel<*>": (168, 0),
     "rows_kernel<*>": (32, 0),

@@ -40,9 +40,11 @@ __device__ inline void barrier_arrive_warp(uint64_t* barrier) {
 }
 
 // Arrives, and keeps the phase open until so many bytes have been copied.
+__device__ inline void barrier_arrive_expect_at(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
 __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
+  barrier_arrive_expect_at(shared_address(barrier), bytes);
 }
 __device__ inline bool barrier_try_wait_at(uint32_t barrier, uint32_t parity) {
   uint32_t done;

@@ -131,13 +131,17 @@ __device__ inline void tma_multicast_4d(void* shared, const TensorMap* map, uint
 }
 
 // `bytes` that follow each other, a multiple of 16; both addresses are multiples of 16.
-__device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
-                                 L2Keep keep = L2Keep::normal) {
+__device__ inline void bulk_load_at(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                                    L2Keep keep = L2Keep::normal) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(static_cast<uint64_t>(keep))
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(static_cast<uint64_t>(keep))
       : "memory");
+}
+__device__ inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+                                 L2Keep keep = L2Keep::normal) {
+  bulk_load_at(shared_address(shared), global, bytes, shared_address(barrier), keep);
 }
 
 // The way back. Between the writes to shared memory and this: fence_async_shared() by the writers, then a barrier.

@@ -29,8 +29,8 @@
 namespace radix::linear {
 
 template <class T, Code kCode, int kGroup, int kMaxColumns, int kStrips, int kKParts>
-struct MixedWgmmaTile
-    : MixedPipeline<T, kCode, kGroup, kMaxColumns, kStrips, kKParts, 1, MixedSums<kStrips, kKParts>::kBytes> {
+struct MixedWgmmaTile : MixedPipeline<T, kCode, kGroup, kMaxColumns, kStrips, kKParts, kStrips == 4 ? 2 : 1,
+                                      MixedSums<kStrips, kKParts>::kBytes> {
   using Sums = MixedSums<kStrips, kKParts>;
   static constexpr int kBox = 0;
   static constexpr int kSharedBytes =

@@ -47,9 +47,8 @@ class ScaledOperands {
       const float scale = load_scale<kCode>(from, 8 * i, type);
       scale_[i] = __float_as_uint(scale);
       if (is_split_) {
-        scale_[i] = sm90::round_pair<T>(scale, scale);
-        const float rest = scale - __uint_as_float(scale_[i] & 0xffff0000u);
-        rest_[i] = sm90::round_pair<T>(rest, rest);
+        const float most = __uint_as_float(sm90::round_pair<T>(scale, scale) & 0xffff0000u);
+        scale_[i] = sm90::round_pair<T>(most, scale - most);
       }
     }
   }
@@ -70,7 +69,8 @@ class ScaledOperands {
       each([&](uint32_t pair, int row) { return multiply_pair<T>(pair, scale_[row]); });
     } else if (is_split_) {
       each([&](uint32_t pair, int row) {
-        return multiply_add_pair<T>(pair, scale_[row], multiply_pair<T>(pair, rest_[row]));
+        const uint32_t most = __byte_perm(scale_[row], 0, 0x1010), rest = __byte_perm(scale_[row], 0, 0x3232);
+        return multiply_add_pair<T>(pair, most, multiply_pair<T>(pair, rest));
       });
     } else {
       each([&](uint32_t pair, int row) { return scaled_pair<T>(pair, __uint_as_float(scale_[row])); });
@@ -81,7 +81,7 @@ class ScaledOperands {
   static constexpr bool kSplits = kIsBf16<T> && kCode == Code::u4;
 
   bool is_own_, is_split_;
-  uint32_t scale_[2], rest_[2];
+  uint32_t scale_[2];  // twice one of T; two numbers of T; or a float32
   uint32_t zero_[2] = {zero_pair<T>(8), zero_pair<T>(8)};
 };
 

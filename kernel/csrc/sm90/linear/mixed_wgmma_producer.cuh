@@ -31,7 +31,15 @@ class MixedProducer {
 
   __device__ MixedProducer(const MixedWeights& w, const MixedX& x, MixedChunks chunks, char* stages, uint64_t* full,
                            uint64_t* empty)
-      : w_(w), x_(x), chunks_(chunks), stages_(stages), full_(full), empty_(empty), lane_(threadIdx.x % 32) {}
+      : w_(w),
+        x_(x),
+        chunks_(chunks),
+        memory_(stages),
+        barriers_(full),
+        stages_(sm90::shared_address(stages)),
+        full_(sm90::shared_address(full)),
+        empty_(sm90::shared_address(empty)),
+        lane_(threadIdx.x % 32) {}
 
   // Tiles first, first + step, ..., which `place` finds. Weights are asked for before the kernel ahead, which may write
   // x, has ended. The first kMixedProducerWarps warps.
@@ -73,22 +81,20 @@ class MixedProducer {
     if (next) return {from, bytes - skip, next > 1 ? 0 : skip};
     return {from + skip, 0, bytes - skip};
   }
-  // Of `count` blocks of `bytes` bytes from number `first` on.
-  __device__ static void load(char* stage, const Copies& c, int first, int count, int bytes, uint64_t* barrier) {
+  // Of `count` blocks of `bytes` bytes, the first of which begins at `from`.
+  __device__ void load(const Ring& ring, const Copies& c, const char* from, int count, int bytes) const {
+    const uint32_t barrier = full_ + ring.index * 8;
+    uint32_t to = stages_ + ring.index * Pipeline::kStageBytes + c.to;
+    if (c.bytes == bytes) return sm90::bulk_load_at(to, from, count * bytes, barrier);
     if (c.bytes == 0) return;
-    const bool whole = c.bytes == bytes;
-    const char* from = c.from + first * int64_t{bytes};
-    char* to = stage + c.to;
 #pragma unroll 1
-    for (int i = whole ? 1 : count; i > 0; i--, from += bytes, to += bytes)
-      sm90::bulk_load(to, from, whole ? count * bytes : c.bytes, barrier);
+    for (int i = 0; i < count; i++, from += bytes, to += bytes) sm90::bulk_load_at(to, from, c.bytes, barrier);
   }
 
   // Waits for a stage and announces what this warp copies into it.
-  __device__ char* open(const Ring& ring, int bytes) const {
-    sm90::barrier_wait(&empty_[ring.index], ring.parity ^ 1);
-    if (lane_ == 0) sm90::barrier_arrive_expect(&full_[ring.index], bytes);
-    return stages_ + ring.index * Pipeline::kStageBytes;
+  __device__ void open(const Ring& ring, int bytes) const {
+    sm90::barrier_wait_at(empty_ + ring.index * 8, ring.parity ^ 1);
+    if (lane_ == 0) sm90::barrier_arrive_expect_at(full_ + ring.index * 8, bytes);
   }
 
   __device__ void load_x(Ring& ring, const MixedPlace& at, const sm90::TensorMap* map) const {
@@ -101,8 +107,9 @@ class MixedProducer {
     const uint16_t mask = static_cast<uint16_t>(((1 << x_.blocks) - 1) << x_.first);
 #pragma unroll 1
     for (int i = 0; i < chunks_.count; i++, ring.next()) {
-      char* stage = open(ring, kParts * rows * sm90::kSwizzleBytes);
-      uint64_t* barrier = &full_[ring.index];
+      open(ring, kParts * rows * sm90::kSwizzleBytes);
+      char* stage = memory_ + ring.index * Pipeline::kStageBytes;
+      uint64_t* barrier = barriers_ + ring.index;
 #pragma unroll
       for (int part = 0; part < kParts; part++) {
         const int k = ((chunks_.first + i) * kParts + part) * kTileK;
@@ -123,12 +130,14 @@ class MixedProducer {
   __device__ void load_codes(Ring& ring, const MixedPlace& at) const {
     constexpr int kTile = tile_bytes(Pipeline::kCode), kTiles = Pipeline::kChunkTiles;
     Copies copies = copies_of(w_.codes, at, lane_, w_.k_tiles, kTile);
+    copies.from += int64_t{chunks_.first} * kTiles * kTile;
     copies.to += Pipeline::kCodesAt + lane_ % Pipeline::kStrips * Pipeline::kCodeBytes;
 #pragma unroll 1
-    for (int i = 0; i < chunks_.count; i++, ring.next()) {
-      const int first = (chunks_.first + i) * kTiles, tiles = min(kTiles, w_.k_tiles - first);
-      char* stage = open(ring, Pipeline::kStrips * tiles * kTile);
-      load(stage, copies, first, tiles, kTile, &full_[ring.index]);
+    for (int left = w_.k_tiles - chunks_.first * kTiles, i = chunks_.count; i > 0; i--, left -= kTiles, ring.next()) {
+      const int tiles = min(kTiles, left);
+      open(ring, Pipeline::kStrips * tiles * kTile);
+      load(ring, copies, copies.from, tiles, kTile);
+      copies.from += kTiles * kTile;
     }
   }
 
@@ -145,16 +154,17 @@ class MixedProducer {
     for (int i = 0; i < chunks_.count; i++, ring.next()) {
       const int group = min((chunks_.first + i) * Pipeline::kChunk / Pipeline::kGroup, w_.groups - 1);
       const int groups = min(Pipeline::kGroupsOfChunk, w_.groups - group);
-      char* stage = open(ring, kStrips * groups * kTileRows * row_bytes);
-      load(stage, copies, group, groups, bytes, &full_[ring.index]);
+      open(ring, kStrips * groups * kTileRows * row_bytes);
+      load(ring, copies, copies.from + int64_t{group} * bytes, groups, bytes);
     }
   }
 
   const MixedWeights& w_;
   const MixedX x_;
   const MixedChunks chunks_;
-  char* stages_;
-  uint64_t *full_, *empty_;
+  char* memory_;
+  uint64_t* barriers_;
+  const uint32_t stages_, full_, empty_;  // their addresses
   const int lane_;
 };
 
