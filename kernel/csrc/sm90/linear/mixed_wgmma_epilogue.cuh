@@ -113,7 +113,9 @@ class MixedWgmmaEpilogue {
       for (int part = 0; part < Tile::kKParts; part++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const float4 four = sm90::load_remote(from + (part * Sums::kPartFloats + h * 4) * 4);
+          const int at = part * Sums::kPartFloats + h * 4;
+          const float4 four =
+              share == share_ ? *reinterpret_cast<const float4*>(sums_ + place + at) : sm90::load_remote(from + at * 4);
           v[4 * h] += four.x;
           v[4 * h + 1] += four.y;
           v[4 * h + 2] += four.z;
