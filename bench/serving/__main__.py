@@ -6,11 +6,12 @@ import sys
 
 
 def main() -> None:
-    from . import cpu, greedy, one_call, perplexity, profile
+    from . import cpu, greedy, load, one_call, perplexity, profile
 
     commands = {
         "cpu": cpu.main,
         "greedy": greedy.main,
+        "load": load.main,
         "one_call": one_call.main,
         "perplexity": perplexity.main,
         "profile": profile.main,

@@ -44,6 +44,7 @@ class Contender(ABC):
 
     version: str  # of the program, with what was changed
     weight_bytes: int  # read in a decode step: all layers and the head; 0: as "radix"
+    expert_bytes = 0  # beside these: all experts of all layers, of which a step reads some
     held_bytes = 0  # what must be in memory: weights and the whole KV cache; 0: not known
 
     @abstractmethod
@@ -153,6 +154,7 @@ class Process:
         self.name = name
         self.version = facts["version"]
         self.weight_bytes = facts["weight_bytes"]
+        self.expert_bytes = facts["expert_bytes"]
         self.held_bytes = facts["held_bytes"]
         self.rss = facts["rss"]
         self.rss_imported = facts["rss_imported"]
@@ -190,6 +192,7 @@ def main() -> None:
     facts = {
         "version": model.version,
         "weight_bytes": model.weight_bytes,
+        "expert_bytes": model.expert_bytes,
         "held_bytes": model.held_bytes,
         "rss": _resident(),
         "rss_imported": imported,

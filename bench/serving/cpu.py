@@ -1,5 +1,6 @@
 """`python -m bench.serving cpu [--peers]`: tokens a second of a model with random weights, or of
-those in a GGUF file, beside other programs.
+those in a GGUF file, beside other programs. RADIX_CPU_ISA lowers the instruction set of ours and of
+llama.cpp (`python -m bench.peers_cpu.build --level`).
 
 Contenders take turns of --seconds on the same cores; a ratio is the median of the ratios of --pairs
 such turns. Before every turn the read bandwidth of these cores is measured: `of probe` is the share
@@ -18,6 +19,8 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bench.peers_cpu import gguf_file
+from bench.peers_cpu.build import FOLDER
 from bench.real_model import smollm2
 
 from .contender import FILE_WEIGHTS, ROOT, Process, Work
@@ -29,9 +32,10 @@ PEERS = {
     "bf16": ["llama.cpp", "transformers", "vllm"],
     "int8": ["llama.cpp"],
     "int4": ["llama.cpp"],
+    gguf_file.MIXED: ["llama.cpp"],
     FILE_WEIGHTS: ["llama.cpp"],
 }
-RANDOM = [weights for weights in PEERS if weights != FILE_WEIGHTS]
+RANDOM = ["bf16", "int8", "int4"]
 SERVER = "radix serve"
 _KV_BYTES = 2  # of a bfloat16 number
 WORKS = {
@@ -39,6 +43,7 @@ WORKS = {
     "decode32": Work("decode", batch=32, steps=8),
     "decode32long": Work("decode", batch=32, context=1024, steps=8),
     "prefill": Work("prefill", context=1024),
+    "prefill512": Work("prefill", context=512),
 }
 
 
@@ -69,13 +74,15 @@ class Row:
 
 def main(argv: list[str]) -> None:
     args = _parse(argv)
+    if args.layers is not None:
+        args.model = cut_layers(args.model, args.layers)
     if args.model.is_file():
         args.weights = [FILE_WEIGHTS]
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     probe = ReadProbe(cores)
     shape = ModelShape.read(args.model)
     print(
-        f"{datetime.date.today()}  {_cpu_name()}, cores {cores}  {args.model.name}"
+        f"{datetime.date.today()}  {cpu_name()}, cores {cores}  {args.model.name}"
         f"  probe {probe.gbs(1.0):.1f} GB/s"
     )
     rows: list[Row] = []
@@ -106,7 +113,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=2, help="cores, a thread each (default: %(default)s)"
     )
-    parser.add_argument("--weights", nargs="+", default=RANDOM, choices=RANDOM)
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="the first N layers of the model in a folder"
+    )
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        default=RANDOM,
+        choices=[*RANDOM, gguf_file.MIXED],
+        help=f"{gguf_file.MIXED}: a GGUF file of that name's types is written, for all contenders "
+        "(default: %(default)s)",
+    )
     parser.add_argument(
         "--works", nargs="+", default=["decode1", "decode32", "prefill"], choices=list(WORKS)
     )
@@ -136,6 +153,22 @@ def _model(text: str) -> Path:
     return path
 
 
+def cut_layers(folder: Path, layers: int) -> Path:
+    """A folder whose config.json says so many layers. Raises SystemExit."""
+    if folder.is_file():
+        raise SystemExit(f"--layers needs a folder with a config.json; {folder} is a file")
+    config = json.loads((folder / "config.json").read_text())
+    made = FOLDER / f"{folder.name}-{layers}-layers"
+    made.mkdir(parents=True, exist_ok=True)
+    config["num_hidden_layers"] = layers
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:layers]
+    text = json.dumps(config)
+    if not (made / "config.json").exists() or (made / "config.json").read_text() != text:
+        (made / "config.json").write_text(text)
+    return made
+
+
 def _peers(wanted: list[str] | None, weights: str) -> list[str]:
     """None: without; empty: all but the server."""
     if wanted is None:
@@ -145,6 +178,11 @@ def _peers(wanted: list[str] | None, weights: str) -> list[str]:
 
 def _started(names: list[str], model: Path, weights: str, cores: list[int]) -> list[Process]:
     processes = []
+    if weights == gguf_file.MIXED:
+        file = FOLDER / f"{model.name}-{weights}.gguf"
+        gguf_file.written(file, model, weights)
+        model = file
+        weights = FILE_WEIGHTS
     for name in names:
         try:
             processes.append(Process(name=name, folder=model, weights=weights, cores=cores))
@@ -164,17 +202,19 @@ def _measure(
 ) -> list[Row]:
     tokens = work.batch * (work.context + work.steps / 2)  # in the cache, on average
     cache = tokens * shape.kv_numbers * _KV_BYTES
-    ours = processes[0].weight_bytes if processes else 0
-    rows = [
-        Row(
-            contender=p.name,
-            version=p.version,
-            weights=weights,
-            work=work,
-            step_bytes=(p.weight_bytes or ours) + cache,
+    rows = []
+    for process in processes:
+        known = process if process.weight_bytes else processes[0]
+        experts = shape.named_share(work.batch) * known.expert_bytes
+        rows.append(
+            Row(
+                contender=process.name,
+                version=process.version,
+                weights=weights,
+                work=work,
+                step_bytes=known.weight_bytes + experts + cache,
+            )
         )
-        for p in processes
-    ]
     for process in processes:
         process.rate(work, 0.0)  # first use
     for _ in range(args.pairs):
@@ -185,7 +225,11 @@ def _measure(
 
 
 def _facts(process: Process, weights: str) -> str:
+    if not process.weight_bytes:
+        return f"  {process.name} {process.version}"
     read = f"{process.weight_bytes / 1e9:.3f} GB of {weights} weights a step"
+    if process.expert_bytes:
+        read += f", and of {process.expert_bytes / 1e9:.3f} GB of experts those that it names"
     text = f"  {process.name} {process.version}: {read}"
     if process.held_bytes:
         text += (
@@ -214,13 +258,14 @@ def _line(row: Row, beside: list[Row]) -> str:
 def _report(rows: list[Row], args: argparse.Namespace) -> dict[str, object]:
     return {
         "date": str(datetime.date.today()),
-        "machine": _cpu_name(),
+        "machine": cpu_name(),
         "threads": args.threads,
         "model": args.model.name,
         "rows": [{**asdict(row), "median": row.rate, "of_probe": row.of_probe} for row in rows],
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Of the processor, as Linux tells it."""
     match = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
     return match[1] if match else platform.processor()

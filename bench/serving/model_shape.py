@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 _DEFAULT_ROPE_THETA = 10000.0  # transformers' own, for Llama and Qwen
+_GGUF_TYPES = {"qwen3moe": "qwen3_moe"}  # where a GGUF file says another name than config.json
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides how long a dense decoder takes, and its file's header."""
+    """What decides how long a decoder takes, and its file's header. One whose MLPs are experts has
+    `experts` of width `expert_size` in every layer, of which a token takes `experts_per_token`."""
 
     model_type: str
     num_layers: int
@@ -25,6 +27,9 @@ class ModelShape:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
 
     @classmethod
     def read(cls, folder: Path) -> ModelShape:
@@ -43,7 +48,7 @@ class ModelShape:
 
     @classmethod
     def of_gguf(cls, file: Path) -> ModelShape:
-        """Of a GGUF file of a dense decoder; raises KeyError for a size that is not there."""
+        """Of a GGUF file; raises KeyError for a size that is not there."""
         import gguf
 
         reader = gguf.GGUFReader(file)
@@ -61,7 +66,7 @@ class ModelShape:
         heads = value("attention.head_count")
         hidden = value("embedding_length")
         return cls(
-            model_type=family,
+            model_type=_GGUF_TYPES.get(family, family),
             num_layers=value("block_count"),
             hidden_size=hidden,
             intermediate_size=value("feed_forward_length"),
@@ -72,6 +77,9 @@ class ModelShape:
             max_position_embeddings=value("context_length"),
             rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
             rope_theta=float(value("rope.freq_base", _DEFAULT_ROPE_THETA)),
+            experts=value("expert_count", 0),
+            experts_per_token=value("expert_used_count", 0),
+            expert_size=value("expert_feed_forward_length", 0),
         )
 
     @classmethod
@@ -90,6 +98,9 @@ class ModelShape:
             max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=_rope_theta(config),
+            experts=config.get("num_experts", 0),
+            experts_per_token=config.get("num_experts_per_tok", 0),
+            expert_size=config.get("moe_intermediate_size", 0),
         )
 
     @property
@@ -97,9 +108,17 @@ class ModelShape:
         """Numbers that a token adds to the KV cache, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def named_share(self, rows: int) -> float:
+        """The share of a layer's experts that some of so many tokens name, where every expert is as
+        likely as any other."""
+        if not self.experts:
+            return 0.0
+        return 1 - (1 - self.experts_per_token / self.experts) ** rows
+
     @property
     def step_numbers(self) -> int:
-        """Weights that a decode step multiplies with: all layers' and the head's."""
+        """Weights that a decode step of a dense decoder multiplies with: all layers' and the
+        head's."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads  # q and o, k and v
         attention = heads * self.head_dim * self.hidden_size
         mlp = 3 * self.hidden_size * self.intermediate_size

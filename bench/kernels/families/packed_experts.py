@@ -16,16 +16,19 @@ TOPK = 8
 HIDDEN = 2048
 INTER = 768
 TOKENS = (1, 4, 32, 256)
+INT4 = "w4a8"
+MXFP4 = "mxfp4"
+MXFP4_GROUP = 32
 KINDS: dict[str, dict[str, int]] = {
     "dense": {},
     "fp8": {"group": 128},
     "w8a8": {"group": 0},
-    "w4a8": {"group": 64},
+    INT4: {"group": 64},
 }
 
 
 def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """CPU only: the experts of a layer, dense and quantized."""
+    """CPU only: the experts of a layer, dense and quantized; INT4 is a peer of MXFP4."""
     if device.type != "cpu":
         return
     shapes = (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)
@@ -34,6 +37,25 @@ def packed_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         experts = rk.pack_experts(w1, w2, kind, **options)
         for tokens in TOKENS:
             yield _case(kind, experts, w1, w2, tokens)
+    int4 = rk.pack_experts(w1, w2, INT4, **KINDS[INT4])
+    w1_codes, w2_codes = (_random_mxfp4(*shape) for shape in shapes)
+    experts = rk.PackedExperts(w1=w1_codes, w2=w2_codes)
+    for tokens in TOKENS:
+        case = _case(MXFP4, experts, w1, w2, tokens)
+        case.contenders[INT4] = lambda x, weights, ids: rk.fused_experts_packed(
+            x, int4, weights, ids
+        )
+        yield case
+
+
+def _random_mxfp4(experts: int, outputs: int, inputs: int) -> tuple[rk.PackedWeight, ...]:
+    """Random codes: floats are not quantized to MXFP4."""
+    packed = []
+    for _ in range(experts):
+        codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+        scales = torch.randint(118, 122, (outputs, inputs // MXFP4_GROUP), dtype=torch.uint8)
+        packed.append(rk.pack_weight(codes, scales, MXFP4, group=MXFP4_GROUP))
+    return tuple(packed)
 
 
 def _case(
