@@ -19,7 +19,7 @@ inline GroupedMixedMmaParams params_of(const Problem& q, const linear::MixedWeig
   p.scale_bytes = w.scale_bytes;
   p.by_rows = w.groups == 1;
   p.routing = q.routing;
-  p.expert_step = w.step;
+  p.expert_step = static_cast<uint32_t>(w.step);
   p.rows = gated ? 2 * n : n;
   p.columns = n;
   p.units = (n + linear::kStripRows - 1) / linear::kStripRows;
@@ -36,7 +36,11 @@ void launch_mixed_mma_product(const Problem& q, GroupedMixedMmaParams p) {
   shape.grid = dim3(multiprocessors(q.device));
   shape.threads = Tile::kThreads;
   shape.shared_bytes = std::max(Tile::kSharedBytes, Tile::Plan::scratch_bytes(q.routing) + 1024);
-  sm90::launch_dependent(q.op, q.device, q.stream, grouped_mixed_mma_kernel<T, Tile>, shape, p);
+  const auto kernel = grouped_mixed_mma_kernel<T, Tile>;
+  // launch_dependent() asks for what exceeds 48 KiB of dynamic memory; the kernel has some of its own beside it.
+  const gpu::DeviceScope scope(q.device);
+  gpu::raise_kernel_attribute(q.op, q.device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  sm90::launch_dependent(q.op, q.device, q.stream, kernel, shape, p);
 }
 
 // k is shared by two warps where a multiprocessor has up to 8 strips, whichever experts the pairs name.

@@ -9,7 +9,7 @@ namespace radix::experts {
 // Rows of the weight are counted in units: a strip of 16, or (gated) a strip of gates and its strip of ups.
 struct GroupedMixedMmaParams : linear::MixedForm {  // of the first expert
   Routing routing;
-  int64_t expert_step;  // bytes from one expert's weight to the next
+  uint32_t expert_step;  // bytes from one expert's weight to the next
   const char* x;
   int64_t x_step;  // bytes
   int x_bytes;     // of a row of x, a multiple of 16
@@ -52,7 +52,9 @@ class GroupedMixedMmaWalk {
   __device__ static constexpr bool waits() { return false; }
   __device__ int tiles() const { return plan_.tiles; }
   __device__ int weight(int tile) const { return plan_.expert[block(tile)]; }
-  __device__ int64_t offset(int expert) const { return expert * p_.expert_step; }
+  __device__ int64_t offset(int expert) const {
+    return static_cast<int64_t>(uint64_t{static_cast<uint32_t>(expert)} * p_.expert_step);
+  }
   __device__ int strip_of(int tile, int slot) const {
     return Tile::strip_of(first_unit(tile), units(tile), p_.up_strips, slot);
   }

@@ -72,7 +72,7 @@ using Launch = void (*)(const MixedProblem&, const Scratch&);
 
 template <class T, linear::Code kCode, int kGroup>
 void launch(const MixedProblem& m, const Scratch& s) {
-  m.has_few_pairs() ? grouped_mixed_mma<T, kCode, kGroup>(m, s) : grouped_mixed<T, kCode, kGroup>(m, s);
+  m.takes_mixed_mma() ? grouped_mixed_mma<T, kCode, kGroup>(m, s) : grouped_mixed<T, kCode, kGroup>(m, s);
 }
 
 template <class T>

@@ -26,8 +26,9 @@ struct MixedProblem {
   MixedBias bias1, bias2;
   MixedActivation activation;
 
-  bool has_few_pairs() const {
-    return q.pairs() <= kMixedMmaPairs && q.pairs() <= kMixedMmaPairsOfExpert * q.routing.named;
+  bool takes_mixed_mma() const {
+    const bool few = q.pairs() <= kMixedMmaPairs && q.pairs() <= kMixedMmaPairsOfExpert * q.routing.named;
+    return few && w1.step <= UINT32_MAX && w2.step <= UINT32_MAX;
   }
 };
 

@@ -37,6 +37,7 @@ struct MixedParams : MixedForm {
 };
 
 constexpr int kMostXStages = 16;
+constexpr int kWholeRows = 128;  // the size of groups that also stands for one group a row
 
 // Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
 template <Code kCode, int kGroup, int kTokens>
@@ -45,8 +46,8 @@ constexpr int round_tiles() {
   return kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2 : 4;
 }
 
-// kRowWarps x kKWarps warps, each of kUnits strips and, in turn, of kRound tiles of k. kGroup: 32, 64, or 128, which is
-// also for whole rows. kMostStages: of x.
+// kRowWarps x kKWarps warps, each of kUnits strips and, in turn, of kRound tiles of k. kGroup: 32, 64, or kWholeRows.
+// kMostStages: of x.
 template <Code kCode_, int kGroup_, int kTokens_, int kRowWarps_, int kKWarps_, int kUnits_, int kRound_,
           int kMostStages = kMostXStages>
 struct MixedTile {

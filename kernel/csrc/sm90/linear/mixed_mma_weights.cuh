@@ -106,7 +106,7 @@ class WeightStream {
   __device__ void load(MixedRound<Tile>& to) {
     if (tile_ >= walk_.tiles()) return;
     const int tiles_left = p_.k_tiles - k_tile_;
-    const int groups_left = p_.by_rows ? Tile::kRoundGroups : p_.groups - group_;
+    const int groups_left = by_rows() ? Tile::kRoundGroups : p_.groups - group_;
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++) {
       if (!has_strip_[u]) continue;
@@ -126,8 +126,10 @@ class WeightStream {
   }
 
  private:
+  // Whether all groups have the same numbers.
+  __device__ bool by_rows() const { return Tile::kGroup == kWholeRows && p_.by_rows; }
   // Numbers from one group to the next.
-  __device__ int group_step() const { return p_.by_rows ? 0 : kTileRows; }
+  __device__ int group_step() const { return by_rows() ? 0 : kTileRows; }
 
   // Of the lane's strip u, the first number among scales or zero points of `bytes` each.
   __device__ const char* number(const char* all, int u, int bytes) const {
@@ -167,7 +169,7 @@ class WeightStream {
     tile_ = tile;
     round_ = 0;
     k_tile_ = k_warp_ * Tile::kRound;
-    group_ = p_.by_rows ? 0 : k_warp_ * Tile::kRoundGroups;
+    group_ = by_rows() ? 0 : k_warp_ * Tile::kRoundGroups;
     if (tile >= walk_.tiles()) return;
     const char* codes = p_.codes;
     if constexpr (Walk::kStacked) {
