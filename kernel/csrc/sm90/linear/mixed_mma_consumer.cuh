@@ -6,6 +6,7 @@
 #include "sm90/common/pdl.cuh"
 #include "sm90/linear/mixed_mma_epilogue.cuh"
 #include "sm90/linear/mixed_mma_weights.cuh"
+#include "sm90/linear/mixed_wgmma_operands.cuh"
 
 namespace radix::linear {
 
@@ -14,6 +15,9 @@ class MixedConsumer {
  public:
   static constexpr int kUnits = Tile::kUnits, kColumns = Tile::kTokens / 8;
   static constexpr Code kCode = Tile::kCode;
+  // Powers of two go into the weights where T holds every product exactly.
+  static constexpr bool kFolded = Walk::kStacked && kCode == Code::e2m1 && kIsBf16<T>;
+  static_assert(!kFolded || Tile::kGroup == kTileK / 2, "half a tile has one scale");
 
   __device__ MixedConsumer(const Walk& walk, const MixedShared<Tile>& s)
       : walk_(walk),
@@ -117,6 +121,12 @@ class MixedConsumer {
   }
 
   __device__ void multiply(const MixedRound<Tile>& round, uint32_t x) {
+    if constexpr (kFolded) {
+      const bool large = round.has_large_scales(ScaledE2m1Operands::kMostAtOnce);
+#pragma unroll
+      for (int h = 0; h < Tile::kRound * 2; h++) multiply_scaled(round, h, large, x);
+      return;
+    }
     constexpr int kHalves = Tile::kGroup / 32;  // half tiles of a group
 #pragma unroll
     for (int group = 0; group < Tile::kRoundGroups; group++) {
@@ -128,9 +138,11 @@ class MixedConsumer {
     }
   }
 
+  using Operands = uint32_t[kUnits][2][4];  // of two steps
+
   // Half tile `half` of the round: two steps.
   __device__ void multiply_half(Sums& part, const MixedRound<Tile>& round, int group, int half, uint32_t x) const {
-    uint32_t a[kUnits][2][4];
+    Operands a;
 #pragma unroll
     for (int u = 0; u < kUnits; u++) {
       uint32_t zero[2] = {};
@@ -145,6 +157,23 @@ class MixedConsumer {
         widen_step<T, kCode>(words, zero, a[u][step]);
       }
     }
+    multiply_steps(part, a, half, x);
+  }
+  // The same with the scales of e2m1 in the operands. large: of the round.
+  __device__ void multiply_scaled(const MixedRound<Tile>& round, int half, bool large, uint32_t x) {
+    Operands a;
+#pragma unroll
+    for (int u = 0; u < kUnits; u++) {
+      ScaledE2m1Operands operands;
+      operands.scale_by(round.scales[u][half][0], round.scales[u][half][1], large);
+      uint32_t words[2][1];
+#pragma unroll
+      for (int step = 0; step < 2; step++) round.words(u, half, step, words[step]);
+      operands.widen<2>(words, a[u]);
+    }
+    multiply_steps(sum_, a, half, x);
+  }
+  __device__ void multiply_steps(Sums& sums, const Operands& a, int half, uint32_t x) const {
     const uint32_t from = (x ^ (half % 2 * 64)) + half / 2 * Tile::kXBytes;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
@@ -152,8 +181,8 @@ class MixedConsumer {
       sm90::ldmatrix_x4(b, from + j * 1024);
 #pragma unroll
       for (int u = 0; u < kUnits; u++) {
-        sm90::mma<T>(part[u][j], a[u][0], b[0], b[1]);
-        sm90::mma<T>(part[u][j], a[u][1], b[2], b[3]);
+        sm90::mma<T>(sums[u][j], a[u][0], b[0], b[1]);
+        sm90::mma<T>(sums[u][j], a[u][1], b[2], b[3]);
       }
     }
   }

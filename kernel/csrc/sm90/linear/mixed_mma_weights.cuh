@@ -83,6 +83,15 @@ struct MixedRound {
       to[1] = step == 0 ? piece.y : piece.w;
     }
   }
+  // Whether a power of two is `least` or more, itself one, for the whole warp.
+  __device__ bool has_large_scales(uint32_t least) const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; u++)
+#pragma unroll
+      for (int i = 0; i < Tile::kRoundGroups * 2; i++) all |= scales[u][i / 2][i % 2];
+    return __any_sync(~0u, all >= least);
+  }
   __device__ float scale(const MixedForm& p, int unit, int group, int i) const {
     const uint32_t bits = scales[unit][group][i];
     if constexpr (Tile::kCode == Code::e2m1) return power_of_two(bits);
@@ -98,7 +107,7 @@ template <class Tile, class Walk>
 class WeightStream {
  public:
   __device__ WeightStream(const Walk& walk, int row_warp, int k_warp)
-      : p_(walk.form()), walk_(walk), row_warp_(row_warp), k_warp_(k_warp), rounds_(Tile::rounds(p_)) {
+      : p_(walk.form()), walk_(walk), row_warp_(row_warp), k_warp_(k_warp) {
     begin(blockIdx.x);
   }
 
@@ -106,7 +115,7 @@ class WeightStream {
   __device__ void load(MixedRound<Tile>& to) {
     if (tile_ >= walk_.tiles()) return;
     const int tiles_left = p_.k_tiles - k_tile_;
-    const int groups_left = by_rows() ? Tile::kRoundGroups : p_.groups - group_;
+    const int groups_left = by_rows() ? Tile::kRoundGroups : p_.groups - group();
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++) {
       if (!has_strip_[u]) continue;
@@ -128,6 +137,8 @@ class WeightStream {
  private:
   // Whether all groups have the same numbers.
   __device__ bool by_rows() const { return Tile::kGroup == kWholeRows && p_.by_rows; }
+  // The first group of the round.
+  __device__ int group() const { return by_rows() ? 0 : k_tile_ * kTileK / Tile::kGroup; }
   // Numbers from one group to the next.
   __device__ int group_step() const { return by_rows() ? 0 : kTileRows; }
 
@@ -153,11 +164,9 @@ class WeightStream {
   }
 
   __device__ void advance() {
-    if (++round_ == rounds_) return begin(tile_ + gridDim.x);
     k_tile_ += Tile::kStageTiles;
-    constexpr int kGroups = Tile::kKWarps * Tile::kRoundGroups;
-    const int numbers = kGroups * group_step();
-    group_ += kGroups;
+    if (k_tile_ - k_warp_ * Tile::kRound >= p_.k_tiles) return begin(tile_ + gridDim.x);
+    const int numbers = Tile::kKWarps * Tile::kRoundGroups * group_step();
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++) {
       codes_[u] += Tile::kStageTiles * tile_bytes(Tile::kCode);
@@ -167,9 +176,7 @@ class WeightStream {
 
   __device__ void begin(int tile) {
     tile_ = tile;
-    round_ = 0;
     k_tile_ = k_warp_ * Tile::kRound;
-    group_ = by_rows() ? 0 : k_warp_ * Tile::kRoundGroups;
     if (tile >= walk_.tiles()) return;
     const char* codes = p_.codes;
     if constexpr (Walk::kStacked) {
@@ -184,14 +191,14 @@ class WeightStream {
       const int row_tile = max(strip, 0) / 4;
       codes_[u] = codes + (int64_t{row_tile} * p_.k_tiles + k_tile_) * tile_bytes(Tile::kCode) +
                   strip % 4 * strip_bytes(Tile::kCode) + lane * 16;
-      number_[u] = (row_tile * p_.groups + group_) * kTileRows + strip % 4 * kStripRows + lane / 4;
+      number_[u] = (row_tile * p_.groups + group()) * kTileRows + strip % 4 * kStripRows + lane / 4;
     }
   }
 
   const MixedForm& p_;
   const Walk& walk_;
-  const int row_warp_, k_warp_, rounds_;
-  int tile_, round_, k_tile_, group_;
+  const int row_warp_, k_warp_;
+  int tile_, k_tile_;  // of the next round
   bool has_strip_[Tile::kUnits];
   const char* codes_[Tile::kUnits];
   int number_[Tile::kUnits];  // of row g in the round's first group, among all scales of the weight
