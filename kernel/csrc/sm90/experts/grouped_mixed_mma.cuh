@@ -77,11 +77,11 @@ void launch_grouped_mixed_mma(const MixedProblem& m, const Scratch& s) {
   combine(q, s.rows);
 }
 
-// Tiles of 8 pairs, or of 16 where experts have more than 4 in the mean; the bits of both are the same. With zero
-// points of groups of 32 the sums of 16 pairs do not fit into the registers.
+// Tiles of 8 pairs, or of 16 where experts have more than 4 in the mean; the bits of both are the same. With groups of
+// 32 whose scales do not go into the operand, the sums of 16 pairs do not fit into the registers.
 template <class T, linear::Code kCode, int kGroup>
 void grouped_mixed_mma(const MixedProblem& m, const Scratch& s) {
-  if constexpr (kCode != linear::Code::u4 || kGroup > 32) {
+  if constexpr (kGroup > 32 || (kCode == linear::Code::e2m1 && linear::kIsBf16<T>)) {
     const bool few = m.q.routing.tokens <= 8 || m.q.pairs() <= 4 * m.q.routing.named;
     if (!few) return launch_grouped_mixed_mma<T, kCode, kGroup, 16>(m, s);
   }
