@@ -30,9 +30,9 @@ KINDS = [
     CodeKind(kind="int8", group=0, scale_dtype=torch.float32),
 ]
 # (tokens, experts, topk, hidden, inter): one token; few pairs (also test_packed_experts_few.py);
-# sizes that end within a tile and within 128 of k, up rows that begin within a tile; experts without
-# a token; tiles of up to 16 and of more than 64 pairs, whose last is not full; more of k than a ring
-# of stages; no token.
+# sizes that end within a tile and within 128 of k, up rows that begin within a tile; experts
+# without a token; tiles of up to 16 and of more than 64 pairs, whose last is not full; more of k
+# than a ring of stages; no token.
 SHAPES = [
     (1, 4, 2, 64, 32),
     (7, 8, 2, 128, 64),
