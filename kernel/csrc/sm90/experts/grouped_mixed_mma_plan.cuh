@@ -64,8 +64,8 @@ struct MixedMmaPlan {
     if (threadIdx.x < 32) divide(units, most_units, list_blocks(r.experts, all));
     __syncthreads();
     for (int i = threadIdx.x; i < pairs; i += kThreads) {
-      const int expert = local[i];
-      if (expert >= 0) pair[all[expert] + counts[i / 32 * row + expert] + follows[i]] = static_cast<int16_t>(i);
+      const int mine = local[i];
+      if (mine >= 0) pair[all[mine] + counts[i / 32 * row + mine] + follows[i]] = static_cast<int16_t>(i);
     }
     __syncthreads();
   }
@@ -90,7 +90,9 @@ struct MixedMmaPlan {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(~0u, place, step), blocks_before = __shfl_up_sync(~0u, block, step);
-      if (lane >= step) place += before, block += blocks_before;
+      if (lane < step) continue;
+      place += before;
+      block += blocks_before;
     }
     const int blocks = __shfl_sync(~0u, block, 31);
     place -= own;
