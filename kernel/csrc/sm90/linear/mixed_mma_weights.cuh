@@ -138,7 +138,9 @@ class WeightStream {
   // Whether all groups have the same numbers.
   __device__ bool by_rows() const { return Tile::kGroup == kWholeRows && p_.by_rows; }
   // The first group of the round.
-  __device__ int group() const { return by_rows() ? 0 : k_tile_ * kTileK / Tile::kGroup; }
+  __device__ int group() const {
+    return by_rows() ? 0 : static_cast<int>(static_cast<unsigned>(k_tile_) * kTileK / Tile::kGroup);
+  }
   // Numbers from one group to the next.
   __device__ int group_step() const { return by_rows() ? 0 : kTileRows; }
 
