@@ -29,9 +29,10 @@ KINDS = [
     CodeKind(kind="int8", group=128),
     CodeKind(kind="int8", group=0, scale_dtype=torch.float32),
 ]
-# (tokens, experts, topk, hidden, inter): one token; few pairs; sizes that end within a tile and
-# within 128 of k, up rows that begin within a tile; experts without a token; tiles of more than 64
-# pairs, whose last is not full; more of k than a ring of stages; no token.
+# (tokens, experts, topk, hidden, inter): one token; few pairs (also test_packed_experts_few.py);
+# sizes that end within a tile and within 128 of k, up rows that begin within a tile; experts
+# without a token; tiles of up to 16 and of more than 64 pairs, whose last is not full; more of k
+# than a ring of stages; no token.
 SHAPES = [
     (1, 4, 2, 64, 32),
     (7, 8, 2, 128, 64),
@@ -39,6 +40,7 @@ SHAPES = [
     (3, 40, 2, 200, 112),
     (90, 3, 1, 80, 16),
     (33, 2, 2, 320, 80),
+    (20, 2, 1, 96, 48),
     (300, 2, 2, 200, 112),
     (170, 2, 1, 264, 96),
     (9, 2, 1, 2880, 1440),

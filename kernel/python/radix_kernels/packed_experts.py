@@ -177,7 +177,8 @@ def fused_experts_packed(
 
     The gated activation and each expert's result are rounded to the dtype on the way, and added in
     float32 in the order of the columns of topk_ids: on the CPU a row's bits depend on no other row.
-    Codes on Hopper stand for values that are rounded to the dtype once.
+    Codes on Hopper stand for their values where experts have few pairs, and for those rounded to
+    the dtype once where they have more.
     Reads topk_ids on the host, but for codes on a GPU. Tolerance as `fused_experts` with the
     weights that were packed. Errors: TypeError (dtype), ValueError (shape).
     """

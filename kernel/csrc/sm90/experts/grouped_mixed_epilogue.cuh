@@ -1,11 +1,11 @@
 // What follows the experts' products over packed weights: bias, activation, and the way to memory.
 #pragma once
 
-#include "gpu/device/element.h"
 #include "sm90/common/convert.cuh"
 #include "sm90/common/ldmatrix.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/experts/grouped_mixed_tile.cuh"
+#include "sm90/experts/mixed_ends.cuh"
 
 namespace radix::experts {
 
@@ -48,9 +48,7 @@ class GroupedMixedEpilogue {
   }
   __device__ float bias(int expert, int row) const {
     if (row >= p_.rows) return 0;
-    const int64_t at = int64_t{expert} * p_.rows + row;
-    if (p_.bias.wide) return reinterpret_cast<const float*>(p_.bias.data)[at];
-    return gpu::to_float(reinterpret_cast<const T*>(p_.bias.data)[at]);
+    return bias_at<T>(p_.bias, int64_t{expert} * p_.rows + row);
   }
 
   // The same thread of each warpgroup has gate and up of the same feature and pairs: the gate's hands over its second
@@ -66,18 +64,9 @@ class GroupedMixedEpilogue {
 #pragma unroll
     for (int i = 0; i < kHalf; i++) {
       const float other = sm90::load_shared_float(slot(1 - group_, i));
-      act[i] = group_ == 0 ? activated(sum[i], other) : activated(other, sum[kHalf + i]);
+      act[i] = group_ == 0 ? activated(p_.activation, sum[i], other) : activated(p_.activation, other, sum[kHalf + i]);
     }
     sm90::named_barrier(kBothGroups, 256);  // now it is for staging
-  }
-
-  __device__ float activated(float gate, float up) const {
-    const float limit = p_.activation.limit;
-    if (limit > 0) {  // NaN stays
-      gate = gate > limit ? limit : gate;
-      up = (up > limit ? limit : up < -limit ? -limit : up) + 1.f;
-    }
-    return __fdividef(gate, 1.f + __expf(-p_.activation.alpha * gate)) * up;
   }
 
   // Results of pairs `begin` and on, from the accumulators' layout to rows.

@@ -70,14 +70,19 @@ MixedProblem problem_of(const rk_fused_experts_mixed_args& args, rk_stream strea
 
 using Launch = void (*)(const MixedProblem&, const Scratch&);
 
+template <class T, linear::Code kCode, int kGroup>
+void launch(const MixedProblem& m, const Scratch& s) {
+  m.takes_mixed_mma() ? grouped_mixed_mma<T, kCode, kGroup>(m, s) : grouped_mixed<T, kCode, kGroup>(m, s);
+}
+
 template <class T>
 Launch launch_of(uint32_t kind, uint32_t group) {
-  if (kind == RK_WEIGHT_MXFP4) return grouped_mixed<T, linear::Code::e2m1, 32>;
-  if (kind == RK_WEIGHT_INT8) return grouped_mixed<T, linear::Code::s8, 128>;
+  if (kind == RK_WEIGHT_MXFP4) return launch<T, linear::Code::e2m1, 32>;
+  if (kind == RK_WEIGHT_INT8) return launch<T, linear::Code::s8, 128>;
   switch (group) {
-    case 32: return grouped_mixed<T, linear::Code::u4, 32>;
-    case 64: return grouped_mixed<T, linear::Code::u4, 64>;
-    default: return grouped_mixed<T, linear::Code::u4, 128>;
+    case 32: return launch<T, linear::Code::u4, 32>;
+    case 64: return launch<T, linear::Code::u4, 64>;
+    default: return launch<T, linear::Code::u4, 128>;
   }
 }
 
@@ -97,9 +102,9 @@ void fused_experts_mixed(const rk_fused_experts_mixed_args& args, rk_stream stre
   const Problem& q = m.q;
   const Workspace at(
       {sizeof(rk_fused_experts_sizes), q.routing.tokens, q.routing.topk, q.routing.named, q.hidden, q.inter});
-  const Launch launch =
+  const Launch run =
       q.type == DType::bf16 ? launch_of<bf16>(args.kind, args.group) : launch_of<f16>(args.kind, args.group);
-  launch(m, at.scratch(q.workspace));
+  run(m, at.scratch(q.workspace));
 }
 
 }  // namespace backend

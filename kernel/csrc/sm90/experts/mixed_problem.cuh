@@ -17,14 +17,24 @@ struct MixedActivation {
   float limit, alpha;
 };
 
+// grouped_mixed_mma takes up to so many pairs, and so many of an expert in the mean; grouped_mixed takes the rest.
+constexpr int kMixedMmaPairs = 1024, kMixedMmaPairsOfExpert = 8;
+
 struct MixedProblem {
   Problem q;                    // but for its weights
   linear::MixedWeights w1, w2;  // of all experts, one after the other; w1: gate rows, then up rows
   MixedBias bias1, bias2;
   MixedActivation activation;
+
+  bool takes_mixed_mma() const {
+    const bool few = q.pairs() <= kMixedMmaPairs && q.pairs() <= kMixedMmaPairsOfExpert * q.routing.named;
+    return few && w1.step <= UINT32_MAX && w2.step <= UINT32_MAX;
+  }
 };
 
 template <class T, linear::Code kCode, int kGroup>
 void grouped_mixed(const MixedProblem& problem, const Scratch& scratch);
+template <class T, linear::Code kCode, int kGroup>
+void grouped_mixed_mma(const MixedProblem& problem, const Scratch& scratch);
 
 }  // namespace radix::experts

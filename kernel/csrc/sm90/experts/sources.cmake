@@ -8,7 +8,10 @@ radix_instantiate(experts grouped_swap_ab ${_grouped_swap_ab}
                   VARIANTS "bf16, Format::widened" "f16, Format::widened" "f16, Format::fp8")
 radix_instantiate(experts m_grouped_gemm ${_grouped_swap_ab} "void grouped_gemm<@>(const Grouped&)"
                   VARIANTS "bf16, Format::half" "f16, Format::half" "bf16, Format::fp8")
-radix_instantiate(experts grouped_mixed "void grouped_mixed<@>(const MixedProblem&, const Scratch&)"
-                  VARIANTS "bf16, linear::Code::u4, 32" "bf16, linear::Code::u4, 64" "bf16, linear::Code::u4, 128"
-                  "bf16, linear::Code::e2m1, 32" "bf16, linear::Code::s8, 128" "f16, linear::Code::u4, 32" "f16, linear::Code::u4, 64"
-                  "f16, linear::Code::u4, 128" "f16, linear::Code::e2m1, 32" "f16, linear::Code::s8, 128")
+foreach(_mixed grouped_mixed grouped_mixed_mma)
+  radix_instantiate(experts ${_mixed} "void ${_mixed}<@>(const MixedProblem&, const Scratch&)"
+                    VARIANTS "bf16, linear::Code::u4, 32" "bf16, linear::Code::u4, 64" "bf16, linear::Code::u4, 128"
+                    "bf16, linear::Code::e2m1, 32" "bf16, linear::Code::s8, 128" "f16, linear::Code::u4, 32"
+                    "f16, linear::Code::u4, 64" "f16, linear::Code::u4, 128" "f16, linear::Code::e2m1, 32"
+                    "f16, linear::Code::s8, 128")
+endforeach()

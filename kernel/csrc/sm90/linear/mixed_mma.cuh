@@ -45,13 +45,6 @@ void launch_mixed_mma(const Problem& q) {
                          p);
 }
 
-// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
-template <Code kCode, int kGroup, int kTokens>
-constexpr int round_tiles() {
-  if (kTokens > 16) return kGroup == 128 ? 2 : 1;
-  return kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2 : 4;
-}
-
 // By the strips of a multiprocessor, so that most warps have rows where those are few.
 template <class T, Code kCode, int kGroup, int kTokens>
 void mixed_mma_of(const Problem& q) {

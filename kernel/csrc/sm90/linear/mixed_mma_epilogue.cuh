@@ -5,10 +5,10 @@
 
 namespace radix::linear {
 
-template <class T, class Tile>
-class MixedEpilogue {
+template <class Tile>
+class MixedPartials {
  public:
-  __device__ MixedEpilogue(const MixedParams& p, float* partials) : p_(p), partials_(partials) {}
+  __device__ explicit MixedPartials(float* partials) : partials_(partials) {}
 
   // The sums of a lane: of strip `slot` of the tile and 8 tokens from `token` on, as mma.sync leaves them.
   __device__ void store(const float (&sum)[4], int k_warp, int slot, int token) const {
@@ -17,6 +17,28 @@ class MixedEpilogue {
 #pragma unroll
     for (int i = 0; i < 4; i++) to[i % 2 * Tile::kColumnStep + i / 2 * 8] = sum[i];
   }
+
+ protected:
+  // The sums of rows of the tile, `step` apart, in the order of the warps.
+  template <int kRows>
+  __device__ void add_up(float (&v)[kRows], int token, int row, int step) const {
+    const float* from = partials_ + token * Tile::kColumnStep + row;
+#pragma unroll
+    for (int j = 0; j < kRows; j++) v[j] = from[j * step];
+#pragma unroll
+    for (int q = 1; q < Tile::kKWarps; q++)
+#pragma unroll
+      for (int j = 0; j < kRows; j++) v[j] += from[q * Tile::kTokens * Tile::kColumnStep + j * step];
+  }
+
+ private:
+  float* const partials_;
+};
+
+template <class T, class Tile>
+class MixedEpilogue : public MixedPartials<Tile> {
+ public:
+  __device__ MixedEpilogue(const MixedParams& p, float* partials) : MixedPartials<Tile>(partials), p_(p) {}
 
   // All results of the tile, 8 of a token at a time, by all consumers.
   __device__ void finish(int tile) const {
@@ -39,16 +61,7 @@ class MixedEpilogue {
   }
 
  private:
-  // The sums of 8 rows of the tile, `step` apart, in the order of the warps.
-  __device__ void add_up(float (&v)[8], int token, int row, int step) const {
-    const float* from = partials_ + token * Tile::kColumnStep + row;
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = from[j * step];
-#pragma unroll
-    for (int q = 1; q < Tile::kKWarps; q++)
-#pragma unroll
-      for (int j = 0; j < 8; j++) v[j] += from[q * Tile::kTokens * Tile::kColumnStep + j * step];
-  }
+  using MixedPartials<Tile>::add_up;
 
   __device__ void finish_gated(float (&v)[8], int token, int piece, int column, int count) const {
     const Epilogue& e = p_.epilogue;
@@ -65,7 +78,6 @@ class MixedEpilogue {
   }
 
   const MixedParams& p_;
-  float* const partials_;
 };
 
 }  // namespace radix::linear

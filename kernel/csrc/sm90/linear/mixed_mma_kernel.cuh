@@ -16,13 +16,9 @@
 // and whether the tokens are more than 16.
 #pragma once
 
-#include "sm90/common/ldmatrix.cuh"
-#include "sm90/common/mma_m16n8k16.cuh"
-#include "sm90/common/pdl.cuh"
 #include "sm90/common/setmaxnreg.cuh"
 #include "sm90/common/tma.cuh"
-#include "sm90/linear/mixed_mma_epilogue.cuh"
-#include "sm90/linear/mixed_mma_weights.cuh"
+#include "sm90/linear/mixed_mma_consumer.cuh"
 
 namespace radix::linear {
 
@@ -53,138 +49,6 @@ class MixedProducer {
 };
 
 template <class T, class Tile>
-class MixedConsumer {
- public:
-  static constexpr int kUnits = Tile::kUnits, kColumns = Tile::kTokens / 8;
-  static constexpr Code kCode = Tile::kCode;
-
-  __device__ MixedConsumer(const MixedParams& p, const MixedShared<Tile>& s)
-      : p_(p),
-        s_(s),
-        lane_(threadIdx.x % 32),
-        row_warp_(threadIdx.x / 32 / Tile::kKWarps),
-        k_warp_(threadIdx.x / 32 % Tile::kKWarps),
-        x_at_(k_warp_ * Tile::kRound * Tile::kXBytes + (lane_ % 8) * 128 + ((lane_ / 8) ^ (lane_ % 8)) * 16) {}
-
-  __device__ void run() {
-    if (!p_.static_weight) sm90::pdl_wait();
-    MixedWeights<Tile> weights(p_, row_warp_, k_warp_);
-    MixedRound<Tile> even, odd;
-    even.clear();
-    odd.clear();
-    weights.load(even);
-    weights.load(odd);
-    if (p_.static_weight) sm90::pdl_wait();
-    const int rounds = Tile::rounds(p_);
-    const MixedEpilogue<T, Tile> epilogue(p_, s_.partials);
-    for (int tile = blockIdx.x; tile < p_.tiles; tile += gridDim.x) {
-      clear(sum_);
-      has_rows_ = Tile::strip_of(p_, tile, row_warp_ * kUnits) >= 0;
-#pragma unroll 1
-      for (int i = 0; i < rounds; i += 2) {
-        consume(even, weights);
-        if (i + 1 < rounds) consume(odd, weights);
-      }
-      if (rounds % 2) {  // the next tile begins with what the odd rounds would have taken
-        const MixedRound<Tile> first = odd;
-        odd = even;
-        even = first;
-      }
-#pragma unroll
-      for (int u = 0; u < kUnits; u++)
-#pragma unroll
-        for (int j = 0; j < kColumns; j++) epilogue.store(sum_[u][j], k_warp_, row_warp_ * kUnits + u, j * 8);
-      sm90::named_barrier(1, Tile::kConsumers);
-      epilogue.finish(tile);
-      sm90::named_barrier(1, Tile::kConsumers);
-    }
-  }
-
- private:
-  using Sums = float[kUnits][kColumns][4];
-
-  __device__ static void clear(Sums& sums) {
-#pragma unroll
-    for (int u = 0; u < kUnits; u++)
-#pragma unroll
-      for (int j = 0; j < kColumns; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sums[u][j][i] = 0;
-  }
-
-  // A round's products; then its registers take the codes of the round after the next.
-  __device__ void consume(MixedRound<Tile>& round, MixedWeights<Tile>& weights) {
-    sm90::barrier_wait(&s_.full[ring_.index], ring_.parity);
-    if (has_rows_) multiply(round, sm90::shared_address(s_.x) + ring_.index * Tile::kXStageBytes + x_at_);
-    __syncwarp();
-    sm90::barrier_arrive_warp(&s_.empty[ring_.index]);
-    weights.load(round);
-    ring_.next();
-  }
-
-  __device__ void multiply(const MixedRound<Tile>& round, uint32_t x) {
-    constexpr int kHalves = Tile::kGroup / 32;  // half tiles of a group
-#pragma unroll
-    for (int group = 0; group < Tile::kRoundGroups; group++) {
-      Sums part;
-      clear(part);
-#pragma unroll
-      for (int h = 0; h < kHalves; h++) multiply_half(part, round, group, group * kHalves + h, x);
-      fold(part, round, group);
-    }
-  }
-
-  // Half tile `half` of the round: two steps.
-  __device__ void multiply_half(Sums& part, const MixedRound<Tile>& round, int group, int half, uint32_t x) const {
-    uint32_t a[kUnits][2][4];
-#pragma unroll
-    for (int u = 0; u < kUnits; u++) {
-      uint32_t zero[2] = {};
-      if constexpr (kCode == Code::u4) {
-        zero[0] = zero_pair<T>(round.zeros[u][group][0]);
-        zero[1] = zero_pair<T>(round.zeros[u][group][1]);
-      }
-#pragma unroll
-      for (int step = 0; step < 2; step++) {
-        uint32_t words[kStepWords<kCode>];
-        round.words(u, half, step, words);
-        widen_step<T, kCode>(words, zero, a[u][step]);
-      }
-    }
-    const uint32_t from = (x ^ (half % 2 * 64)) + half / 2 * Tile::kXBytes;
-#pragma unroll
-    for (int j = 0; j < kColumns; j++) {
-      uint32_t b[4];
-      sm90::ldmatrix_x4(b, from + j * 1024);
-#pragma unroll
-      for (int u = 0; u < kUnits; u++) {
-        sm90::mma<T>(part[u][j], a[u][0], b[0], b[1]);
-        sm90::mma<T>(part[u][j], a[u][1], b[2], b[3]);
-      }
-    }
-  }
-
-  __device__ void fold(const Sums& part, const MixedRound<Tile>& round, int group) {
-#pragma unroll
-    for (int u = 0; u < kUnits; u++) {
-      const float scale[2] = {round.scale(p_, u, group, 0), round.scale(p_, u, group, 1)};
-#pragma unroll
-      for (int j = 0; j < kColumns; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum_[u][j][i] = fmaf(scale[i / 2], part[u][j][i], sum_[u][j][i]);
-    }
-  }
-
-  const MixedParams& p_;
-  const MixedShared<Tile>& s_;
-  const int lane_, row_warp_, k_warp_;
-  const uint32_t x_at_;
-  sm90::Ring<Tile::kXStages> ring_;
-  bool has_rows_ = false;
-  Sums sum_;
-};
-
-template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     mixed_mma_kernel(const __grid_constant__ sm90::TensorMap x_map, const __grid_constant__ MixedParams p) {
   extern __shared__ char dynamic[];
@@ -206,7 +70,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < Tile::kConsumers) {
     if constexpr (Tile::kShareRegisters) sm90::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    MixedConsumer<T, Tile>(p, s).run();
+    const MixedWalk<Tile> walk(p);
+    MixedConsumer<T, Tile, MixedWalk<Tile>>(walk, s).run(MixedEpilogue<T, Tile>(p, s.partials));
   } else {
     if constexpr (Tile::kShareRegisters) sm90::setmaxnreg_dec<Tile::kProducerRegisters>();
     if (threadIdx.x == Tile::kConsumers) MixedProducer<Tile>::run(p, s, &x_map);

@@ -17,13 +17,17 @@ namespace radix::linear {
 using gemm::Epilogue;
 using gemm::Gate;
 
-// Strips are counted in units: a strip, or (Gate::halves) a strip of gates and its strip of ups.
-struct MixedParams {
+// A packed weight as its codes are read, or the first of several.
+struct MixedForm {
   const char *codes, *scales, *zeros;  // zeros may be null
   int k_tiles, groups;                 // of a row
   DType scale_type;
   int scale_bytes;
-  bool by_rows;     // one group a row
+  bool by_rows;  // one group a row
+};
+
+// Strips are counted in units: a strip, or (Gate::halves) a strip of gates and its strip of ups.
+struct MixedParams : MixedForm {
   bool x_by_tiles;  // the map of x has a dimension of its own for tiles of k
   int m, columns;   // columns of the result
   int units, tile_units, tiles;
@@ -33,10 +37,19 @@ struct MixedParams {
 };
 
 constexpr int kMostXStages = 16;
+constexpr int kWholeRows = 128;  // the size of groups that also stands for one group a row
 
-// kRowWarps x kKWarps warps, each of kUnits strips and, in turn, of kRound tiles of k. kGroup: 32, 64, or 128, which is
-// also for whole rows.
-template <Code kCode_, int kGroup_, int kTokens_, int kRowWarps_, int kKWarps_, int kUnits_, int kRound_>
+// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
+template <Code kCode, int kGroup, int kTokens>
+constexpr int round_tiles() {
+  if (kTokens > 16) return kGroup == 128 ? 2 : 1;
+  return kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2 : 4;
+}
+
+// kRowWarps x kKWarps warps, each of kUnits strips and, in turn, of kRound tiles of k. kGroup: 32, 64, or kWholeRows.
+// kMostStages: of x.
+template <Code kCode_, int kGroup_, int kTokens_, int kRowWarps_, int kKWarps_, int kUnits_, int kRound_,
+          int kMostStages = kMostXStages>
 struct MixedTile {
   static constexpr Code kCode = kCode_;
   static constexpr int kGroup = kGroup_, kTokens = kTokens_;
@@ -61,8 +74,7 @@ struct MixedTile {
   static constexpr int kPartialBytes = kKWarps * kTokens * kColumnStep * 4;
   // As many stages as there is room for: all warps wait for each.
   static constexpr int kFixedBytes = kPartialBytes + 1024;
-  static constexpr int kXStages =
-      std::min(kMostXStages, (sm90::kMaxSharedBytes - kFixedBytes) / (kXStageBytes + 2 * 8));
+  static constexpr int kXStages = std::min(kMostStages, (sm90::kMaxSharedBytes - kFixedBytes) / (kXStageBytes + 2 * 8));
   static constexpr int kSharedBytes = kXStages * kXStageBytes + kFixedBytes;
 
   static_assert(kXStages >= 3, "x is loaded ahead of the products");
@@ -73,15 +85,36 @@ struct MixedTile {
   static_assert(kThreads <= sm90::kMaxThreads && kXBytes % sm90::kSwizzleAtom == 0 && kPartialBytes % 16 == 0);
   static_assert(sm90::shared_fits(kSharedBytes + 2 * kXStages * 8), "the barriers are static");
 
-  // The strip of tile `tile` in slot `slot` of its strips, or -1.
-  __device__ static int strip_of(const MixedParams& p, int tile, int slot) {
-    const int first = tile * p.tile_units, here = min(p.tile_units, p.units - first);
-    const int unit = p.up_strips ? slot / 2 : slot;
+  // The strip in slot `slot` of a tile of `here` units from `first` on, or -1. up_strips: from gates to ups, or 0.
+  __device__ static int strip_of(int first, int here, int up_strips, int slot) {
+    const int unit = up_strips ? slot / 2 : slot;
     if (unit >= here) return -1;
-    return first + unit + (p.up_strips && slot % 2 ? p.up_strips : 0);
+    return first + unit + (up_strips && slot % 2 ? up_strips : 0);
   }
   // Rounds of a tile.
-  __device__ static int rounds(const MixedParams& p) { return (p.k_tiles + kStageTiles - 1) / kStageTiles; }
+  __device__ static int rounds(const MixedForm& p) { return (p.k_tiles + kStageTiles - 1) / kStageTiles; }
+};
+
+// The way of blocks through the tiles of one weight. Where there are several (kStacked) it also has weight(tile), which
+// one a tile is of, and offset(weight), its bytes from the first.
+template <class Tile>
+class MixedWalk {
+ public:
+  static constexpr bool kStacked = false;
+
+  __device__ explicit MixedWalk(const MixedParams& p) : p_(p) {}
+  __device__ const MixedForm& form() const { return p_; }
+  // Whether weights are read after the preceding kernel alone.
+  __device__ bool waits() const { return !p_.static_weight; }
+  __device__ int tiles() const { return p_.tiles; }
+  // The strip of tile `tile` in slot `slot` of its strips, or -1.
+  __device__ int strip_of(int tile, int slot) const {
+    const int first = tile * p_.tile_units;
+    return Tile::strip_of(first, min(p_.tile_units, p_.units - first), p_.up_strips, slot);
+  }
+
+ private:
+  const MixedParams& p_;
 };
 
 template <class Tile>

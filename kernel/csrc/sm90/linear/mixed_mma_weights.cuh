@@ -83,7 +83,16 @@ struct MixedRound {
       to[1] = step == 0 ? piece.y : piece.w;
     }
   }
-  __device__ float scale(const MixedParams& p, int unit, int group, int i) const {
+  // Whether a power of two is `least` or more, itself one, for the whole warp.
+  __device__ bool has_large_scales(uint32_t least) const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; u++)
+#pragma unroll
+      for (int i = 0; i < Tile::kRoundGroups * 2; i++) all |= scales[u][i / 2][i % 2];
+    return __any_sync(~0u, all >= least);
+  }
+  __device__ float scale(const MixedForm& p, int unit, int group, int i) const {
     const uint32_t bits = scales[unit][group][i];
     if constexpr (Tile::kCode == Code::e2m1) return power_of_two(bits);
     const float wide = __uint_as_float(p.scale_type == DType::bf16 ? bits << 16 : bits);
@@ -94,19 +103,19 @@ struct MixedRound {
 
 // Where a warp is on its way through its rounds: rounds i of its tiles of rows have kRound tiles of k from
 // (i * kKWarps + k_warp) * kRound on.
-template <class Tile>
-class MixedWeights {
+template <class Tile, class Walk>
+class WeightStream {
  public:
-  __device__ MixedWeights(const MixedParams& p, int row_warp, int k_warp)
-      : p_(p), row_warp_(row_warp), k_warp_(k_warp), rounds_(Tile::rounds(p)) {
+  __device__ WeightStream(const Walk& walk, int row_warp, int k_warp)
+      : p_(walk.form()), walk_(walk), row_warp_(row_warp), k_warp_(k_warp) {
     begin(blockIdx.x);
   }
 
   // The next round, also across the end of a tile of rows; past the last one, nothing. Scales beyond k are 0.
   __device__ void load(MixedRound<Tile>& to) {
-    if (tile_ >= p_.tiles) return;
+    if (tile_ >= walk_.tiles()) return;
     const int tiles_left = p_.k_tiles - k_tile_;
-    const int groups_left = p_.by_rows ? Tile::kRoundGroups : p_.groups - group_;
+    const int groups_left = by_rows() ? Tile::kRoundGroups : p_.groups - group();
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++) {
       if (!has_strip_[u]) continue;
@@ -126,12 +135,23 @@ class MixedWeights {
   }
 
  private:
+  // Whether all groups have the same numbers.
+  __device__ bool by_rows() const { return Tile::kGroup == kWholeRows && p_.by_rows; }
+  // The first group of the round.
+  __device__ int group() const {
+    return by_rows() ? 0 : static_cast<int>(static_cast<unsigned>(k_tile_) * kTileK / Tile::kGroup);
+  }
   // Numbers from one group to the next.
-  __device__ int group_step() const { return p_.by_rows ? 0 : kTileRows; }
+  __device__ int group_step() const { return by_rows() ? 0 : kTileRows; }
 
+  // Of the lane's strip u, the first number among scales or zero points of `bytes` each.
+  __device__ const char* number(const char* all, int u, int bytes) const {
+    if constexpr (Walk::kStacked) all += walk_.offset(weight_);
+    return all + int64_t{number_[u]} * bytes;
+  }
   template <int kBytes>
   __device__ void load_scales(MixedRound<Tile>& to, int u, int groups_left) const {
-    const char* from = p_.scales + int64_t{number_[u]} * kBytes;
+    const char* from = number(p_.scales, u, kBytes);
 #pragma unroll
     for (int i = 0; i < Tile::kRoundGroups; i++) {
       to.scales[u][i][0] = to.scales[u][i][1] = 0;
@@ -139,18 +159,16 @@ class MixedWeights {
     }
   }
   __device__ void load_zeros(MixedRound<Tile>& to, int u, int groups_left) const {
-    const char* from = p_.zeros + number_[u];
+    const char* from = number(p_.zeros, u, 1);
 #pragma unroll
     for (int i = 0; i < Tile::kRoundGroups; i++)
       load_numbers<1>(to.zeros[u][i], from + i * group_step(), i < groups_left);
   }
 
   __device__ void advance() {
-    if (++round_ == rounds_) return begin(tile_ + gridDim.x);
     k_tile_ += Tile::kStageTiles;
-    constexpr int kGroups = Tile::kKWarps * Tile::kRoundGroups;
-    const int numbers = kGroups * group_step();
-    group_ += kGroups;
+    if (k_tile_ - k_warp_ * Tile::kRound >= p_.k_tiles) return begin(tile_ + gridDim.x);
+    const int numbers = Tile::kKWarps * Tile::kRoundGroups * group_step();
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++) {
       codes_[u] += Tile::kStageTiles * tile_bytes(Tile::kCode);
@@ -160,28 +178,33 @@ class MixedWeights {
 
   __device__ void begin(int tile) {
     tile_ = tile;
-    round_ = 0;
     k_tile_ = k_warp_ * Tile::kRound;
-    group_ = p_.by_rows ? 0 : k_warp_ * Tile::kRoundGroups;
-    if (tile >= p_.tiles) return;
+    if (tile >= walk_.tiles()) return;
+    const char* codes = p_.codes;
+    if constexpr (Walk::kStacked) {
+      weight_ = walk_.weight(tile);
+      codes += walk_.offset(weight_);
+    }
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++) {
-      const int strip = Tile::strip_of(p_, tile, row_warp_ * Tile::kUnits + u);
+      const int strip = walk_.strip_of(tile, row_warp_ * Tile::kUnits + u);
       has_strip_[u] = strip >= 0;
       const int row_tile = max(strip, 0) / 4;
-      codes_[u] = p_.codes + (int64_t{row_tile} * p_.k_tiles + k_tile_) * tile_bytes(Tile::kCode) +
+      codes_[u] = codes + (int64_t{row_tile} * p_.k_tiles + k_tile_) * tile_bytes(Tile::kCode) +
                   strip % 4 * strip_bytes(Tile::kCode) + lane * 16;
-      number_[u] = (row_tile * p_.groups + group_) * kTileRows + strip % 4 * kStripRows + lane / 4;
+      number_[u] = (row_tile * p_.groups + group()) * kTileRows + strip % 4 * kStripRows + lane / 4;
     }
   }
 
-  const MixedParams& p_;
-  const int row_warp_, k_warp_, rounds_;
-  int tile_, round_, k_tile_, group_;
+  const MixedForm& p_;
+  const Walk& walk_;
+  const int row_warp_, k_warp_;
+  int tile_, k_tile_;  // of the next round
   bool has_strip_[Tile::kUnits];
   const char* codes_[Tile::kUnits];
-  int number_[Tile::kUnits];  // of row g in the round's first group, among all scales
+  int number_[Tile::kUnits];  // of row g in the round's first group, among all scales of the weight
+  int weight_;                // of the tile, where there are several
 };
 
 }  // namespace radix::linear

@@ -89,12 +89,16 @@ class ScaledOperands {
 // bf16 holds that factor; what is left of a large one, into a second.
 class ScaledE2m1Operands {
  public:
-  // Powers of two in e8m0, 0 .. 252.
+  // Powers of two in e8m0, 0 .. 252, in shared memory as above.
   __device__ void scale_by(uint32_t from, DType) {
     const uint32_t low = sm90::load_shared_u8(from), high = sm90::load_shared_u8(from + 8);
+    scale_by(low, high, __any_sync(~0u, max(low, high) > kMostAtOnce));
+  }
+  // is_large: the same for the warp, and true where one is above kMostAtOnce.
+  __device__ void scale_by(uint32_t low, uint32_t high, bool is_large) {
     factor_[0] = factor(low);
     factor_[1] = factor(high);
-    large_ = __any_sync(~0u, max(low, high) > kMostAtOnce);
+    large_ = is_large;
     if (!large_) return;
     factor_[0] = factor(min(low, kMostAtOnce));
     factor_[1] = factor(min(high, kMostAtOnce));
@@ -110,9 +114,11 @@ class ScaledE2m1Operands {
     for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = multiply_pair<bf16>(a[i / 4][i % 4], rest_[i % 2]);
   }
 
- private:
   // As bf16 2^(126 + code - 127) has 126 + code as its exponent's field, up to 254.
-  static constexpr uint32_t kMostAtOnce = 128, kExponent = twice(1 << 7);
+  static constexpr uint32_t kMostAtOnce = 128;
+
+ private:
+  static constexpr uint32_t kExponent = twice(1 << 7);
   __device__ static uint32_t factor(uint32_t code) { return code * kExponent + 126 * kExponent; }
   __device__ static uint32_t rest(uint32_t code) { return (code - 1) * kExponent; }
 

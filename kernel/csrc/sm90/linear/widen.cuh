@@ -146,7 +146,9 @@ __device__ inline void widen_scaled_e2m1(uint32_t word, const uint32_t (&factor)
 
 // The power of two that an e8m0 scale, 0 .. 252, stands for.
 __device__ inline float power_of_two(uint32_t exponent) {
-  return __uint_as_float(exponent ? exponent << 23 : 1u << 22);
+  uint32_t bits;  // a maximum in one instruction, of which the compiler would make two
+  asm("max.u32 %0, %1, %2;" : "=r"(bits) : "r"(exponent << 23), "n"(1 << 22));
+  return __uint_as_float(bits);
 }
 
 }  // namespace radix::linear

@@ -1,0 +1,210 @@
+// The products of a mixed_mma warp: codes from registers, x from the ring of stages.
+#pragma once
+
+#include "sm90/common/ldmatrix.cuh"
+#include "sm90/common/mma_m16n8k16.cuh"
+#include "sm90/common/pdl.cuh"
+#include "sm90/linear/mixed_mma_epilogue.cuh"
+#include "sm90/linear/mixed_mma_weights.cuh"
+#include "sm90/linear/mixed_wgmma_operands.cuh"
+
+namespace radix::linear {
+
+template <class T, class Tile, class Walk>
+class MixedConsumer {
+ public:
+  static constexpr int kUnits = Tile::kUnits, kColumns = Tile::kTokens / 8;
+  static constexpr Code kCode = Tile::kCode;
+  // Powers of two go into the weights where T holds every product exactly.
+  static constexpr bool kFolded = Walk::kStacked && kCode == Code::e2m1 && kIsBf16<T>;
+  static_assert(!kFolded || Tile::kGroup == kTileK / 2, "half a tile has one scale");
+
+  __device__ MixedConsumer(const Walk& walk, const MixedShared<Tile>& s)
+      : walk_(walk),
+        s_(s),
+        lane_(threadIdx.x % 32),
+        row_warp_(threadIdx.x / 32 / Tile::kKWarps),
+        k_warp_(threadIdx.x / 32 % Tile::kKWarps),
+        x_at_(k_warp_ * Tile::kRound * Tile::kXBytes + (lane_ % 8) * 128 + ((lane_ / 8) ^ (lane_ % 8)) * 16) {}
+
+  template <class Epilogue>
+  __device__ void run(const Epilogue& epilogue) {
+    if (walk_.waits()) sm90::pdl_wait();
+    WeightStream<Tile, Walk> weights(walk_, row_warp_, k_warp_);
+    MixedRound<Tile> even, odd;
+    start(weights, even, odd);
+    if (!walk_.waits()) sm90::pdl_wait();
+    const int rounds = Tile::rounds(walk_.form());
+    for (int tile = blockIdx.x; tile < walk_.tiles(); tile += gridDim.x) {
+      begin(tile);
+#pragma unroll 1
+      for (int i = 0; i < rounds; i += 2) {
+        consume(even, weights);
+        if (i + 1 < rounds) consume(odd, weights);
+      }
+      if (rounds % 2) {  // the next tile begins with what the odd rounds would have taken
+        const MixedRound<Tile> first = odd;
+        odd = even;
+        even = first;
+      }
+      end(epilogue, tile);
+    }
+  }
+
+  // The same for many small tiles: rounds run on from one to the next, so that no registers change places whose codes
+  // are still on their way.
+  template <class Epilogue>
+  __device__ void run_on(const Epilogue& epilogue) {
+    WeightStream<Tile, Walk> weights(walk_, row_warp_, k_warp_);
+    MixedRound<Tile> even, odd;
+    start(weights, even, odd);
+    sm90::pdl_wait();
+    const int rounds = Tile::rounds(walk_.form());
+    int tile = blockIdx.x, left = rounds;
+    if (tile >= walk_.tiles()) return;
+    begin(tile);
+    const auto goes_on = [&](MixedRound<Tile>& round) {
+      consume(round, weights);
+      if (--left > 0) return true;
+      end(epilogue, tile);
+      tile += gridDim.x;
+      if (tile >= walk_.tiles()) return false;
+      left = rounds;
+      begin(tile);
+      return true;
+    };
+    while (goes_on(even) && goes_on(odd)) {
+    }
+  }
+
+ private:
+  using Sums = float[kUnits][kColumns][4];
+
+  __device__ static void clear(Sums& sums) {
+#pragma unroll
+    for (int u = 0; u < kUnits; u++)
+#pragma unroll
+      for (int j = 0; j < kColumns; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[u][j][i] = 0;
+  }
+
+  __device__ static void start(WeightStream<Tile, Walk>& weights, MixedRound<Tile>& even, MixedRound<Tile>& odd) {
+    even.clear();
+    odd.clear();
+    weights.load(even);
+    weights.load(odd);
+  }
+  __device__ void begin(int tile) {
+    clear(sum_);
+    has_rows_ = walk_.strip_of(tile, row_warp_ * kUnits) >= 0;
+  }
+  template <class Epilogue>
+  __device__ void end(const Epilogue& epilogue, int tile) const {
+#pragma unroll
+    for (int u = 0; u < kUnits; u++)
+#pragma unroll
+      for (int j = 0; j < kColumns; j++) epilogue.store(sum_[u][j], k_warp_, row_warp_ * kUnits + u, j * 8);
+    sm90::named_barrier(1, Tile::kConsumers);
+    epilogue.finish(tile);
+    sm90::named_barrier(1, Tile::kConsumers);
+  }
+
+  // A round's products; then its registers take the codes of the round after the next.
+  __device__ void consume(MixedRound<Tile>& round, WeightStream<Tile, Walk>& weights) {
+    sm90::barrier_wait(&s_.full[ring_.index], ring_.parity);
+    if (has_rows_) multiply(round, sm90::shared_address(s_.x) + ring_.index * Tile::kXStageBytes + x_at_);
+    __syncwarp();
+    sm90::barrier_arrive_warp(&s_.empty[ring_.index]);
+    weights.load(round);
+    ring_.next();
+  }
+
+  __device__ void multiply(const MixedRound<Tile>& round, uint32_t x) {
+    if constexpr (kFolded) {
+      const bool large = round.has_large_scales(ScaledE2m1Operands::kMostAtOnce);
+#pragma unroll
+      for (int h = 0; h < Tile::kRound * 2; h++) multiply_scaled(round, h, large, x);
+      return;
+    }
+    constexpr int kHalves = Tile::kGroup / 32;  // half tiles of a group
+#pragma unroll
+    for (int group = 0; group < Tile::kRoundGroups; group++) {
+      Sums part;
+      clear(part);
+#pragma unroll
+      for (int h = 0; h < kHalves; h++) multiply_half(part, round, group, group * kHalves + h, x);
+      fold(part, round, group);
+    }
+  }
+
+  using Operands = uint32_t[kUnits][2][4];  // of two steps
+
+  // Half tile `half` of the round: two steps.
+  __device__ void multiply_half(Sums& part, const MixedRound<Tile>& round, int group, int half, uint32_t x) const {
+    Operands a;
+#pragma unroll
+    for (int u = 0; u < kUnits; u++) {
+      uint32_t zero[2] = {};
+      if constexpr (kCode == Code::u4) {
+        zero[0] = zero_pair<T>(round.zeros[u][group][0]);
+        zero[1] = zero_pair<T>(round.zeros[u][group][1]);
+      }
+#pragma unroll
+      for (int step = 0; step < 2; step++) {
+        uint32_t words[kStepWords<kCode>];
+        round.words(u, half, step, words);
+        widen_step<T, kCode>(words, zero, a[u][step]);
+      }
+    }
+    multiply_steps(part, a, half, x);
+  }
+  // The same with the scales of e2m1 in the operands. large: of the round.
+  __device__ void multiply_scaled(const MixedRound<Tile>& round, int half, bool large, uint32_t x) {
+    Operands a;
+#pragma unroll
+    for (int u = 0; u < kUnits; u++) {
+      ScaledE2m1Operands operands;
+      operands.scale_by(round.scales[u][half][0], round.scales[u][half][1], large);
+      uint32_t words[2][1];
+#pragma unroll
+      for (int step = 0; step < 2; step++) round.words(u, half, step, words[step]);
+      operands.widen<2>(words, a[u]);
+    }
+    multiply_steps(sum_, a, half, x);
+  }
+  __device__ void multiply_steps(Sums& sums, const Operands& a, int half, uint32_t x) const {
+    const uint32_t from = (x ^ (half % 2 * 64)) + half / 2 * Tile::kXBytes;
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      uint32_t b[4];
+      sm90::ldmatrix_x4(b, from + j * 1024);
+#pragma unroll
+      for (int u = 0; u < kUnits; u++) {
+        sm90::mma<T>(sums[u][j], a[u][0], b[0], b[1]);
+        sm90::mma<T>(sums[u][j], a[u][1], b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ void fold(const Sums& part, const MixedRound<Tile>& round, int group) {
+#pragma unroll
+    for (int u = 0; u < kUnits; u++) {
+      const float scale[2] = {round.scale(walk_.form(), u, group, 0), round.scale(walk_.form(), u, group, 1)};
+#pragma unroll
+      for (int j = 0; j < kColumns; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum_[u][j][i] = fmaf(scale[i / 2], part[u][j][i], sum_[u][j][i]);
+    }
+  }
+
+  const Walk& walk_;
+  const MixedShared<Tile>& s_;
+  const int lane_, row_warp_, k_warp_;
+  const uint32_t x_at_;
+  sm90::Ring<Tile::kXStages> ring_;
+  bool has_rows_ = false;
+  Sums sum_;
+};
+
+}  // namespace radix::linear
