@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,6 +57,11 @@ class Experts:
                         act = requantized(act.to(self.x.dtype).double(), code)
                     out[t] += weight * (w2[local] @ act + self.bias("bias2", local))
         return out
+
+    def rounded(self) -> Experts:
+        """The same with weights rounded to x's dtype."""
+        w1, w2 = (w.to(self.x.dtype).double() for w in (self.w1, self.w2))
+        return replace(self, w1=w1, w2=w2)
 
     def bias(self, name: str, expert: int) -> torch.Tensor:
         bias = self.options.get(name)
