@@ -55,13 +55,14 @@ __device__ inline void barrier_arrive_warp(uint64_t* barrier, int blocks) {
     barrier_arrive_remote(barrier, lane);
   }
 }
-// A warp's arrival at that of blocks first, first + step, ..., which see afterwards (barrier_wait_cluster) what this
-// warp wrote.
+// A warp's arrival at that of blocks first, first + step, ..., which see afterwards (barrier_wait_published) what this
+// warp wrote to its own shared memory. Fences of shared memory alone: they do not wait for stores to global memory.
 __device__ inline void barrier_publish_warp(const uint64_t* barrier, int blocks, int first, int step) {
   __syncwarp();
   const auto arrive = [&](int i) {
     asm volatile(
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, first + i * step))
+        "fence.release.sync_restrict::shared::cta.cluster;\n"
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, first + i * step))
         : "memory");
   };
   const int lane = threadIdx.x % 32;
@@ -70,6 +71,20 @@ __device__ inline void barrier_publish_warp(const uint64_t* barrier, int blocks,
   } else if (lane < blocks) {
     arrive(lane);
   }
+}
+__device__ inline void barrier_wait_published(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
 }
 __device__ inline float4 load_remote(uint32_t address) {
   float4 v;

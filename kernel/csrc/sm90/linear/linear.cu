@@ -80,7 +80,7 @@ Problem describe(const rk_linear_args& args, rk_stream stream) {
 
 template <class T, Code kCode, int kGroup>
 void run_group(const Problem& q) {
-  q.gemm.m <= kFewTokens ? mixed_mma<T, kCode, kGroup>(q) : mixed_wgmma<T, kCode, kGroup>(q);
+  takes_wgmma(planned(q), q.gemm.m) ? mixed_wgmma<T, kCode, kGroup>(q) : mixed_mma<T, kCode, kGroup>(q);
 }
 
 template <class T, Code kCode>

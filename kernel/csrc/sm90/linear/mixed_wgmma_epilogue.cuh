@@ -47,7 +47,8 @@ struct MixedSums {
 };
 
 // All consumers of a block; those of the blocks that share a tile's k wait for each other, and each block finishes
-// every k_shares-th token. Two barriers: the sums are there; they have been read.
+// every k_shares-th token. Two barriers: the sums are there; they have been read (what was read has been stored, so no
+// read is on its way).
 template <class Tile>
 class MixedWgmmaEpilogue {
  public:
@@ -76,11 +77,11 @@ class MixedWgmmaEpilogue {
     for (int first = 0; first < kColumns; first += Sums::kTokens) {
       const int count = min(Sums::kTokens, at.x_count - first);
       if (count <= 0) break;
-      sm90::barrier_wait_cluster(read_, parity_ ^ 1);
+      sm90::barrier_wait_published(read_, parity_ ^ 1);
 #pragma unroll
       for (int c = 0; c < Sums::kTokens / 8; c++) stage(c * 8, sum + first / 2 + c * 4);
       publish(there_);
-      sm90::barrier_wait_cluster(there_, parity_);
+      sm90::barrier_wait_published(there_, parity_);
       finish(at, first, count);
       publish(read_);
       parity_ ^= 1;

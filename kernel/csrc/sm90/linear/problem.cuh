@@ -5,6 +5,7 @@
 #include "gpu/device/launch.h"
 #include "sm90/gemm/problem.cuh"
 #include "sm90/linear/layout.cuh"
+#include "sm90/linear/mixed_plan.cuh"
 
 namespace radix::linear {
 
@@ -16,13 +17,22 @@ struct Problem {
   const char* packed;
 };
 
-constexpr int kFewTokens = 32;     // up to so many mixed_mma multiplies, above them mixed_wgmma
-constexpr int kMostTokens = 1024;  // of a product with the packed weight itself
+// What the plan asks of it.
+inline PlannedWeight planned(const Problem& q) {
+  PlannedWeight w = {};
+  w.rows = q.gemm.n;
+  w.k_tiles = static_cast<int>(q.layout.k_tiles);
+  w.halves = q.gemm.epilogue.gate == gemm::Gate::halves;
+  w.long_groups = q.layout.groups == 1 || q.layout.group == 128;
+  w.tile_bytes = tile_bytes(q.layout.code);
+  w.multiprocessors = gpu::multiprocessors(q.gemm.device);
+  return w;
+}
 
 // The product of up to kFewTokens tokens; kGroup 128 also for whole rows.
 template <class T, Code kCode, int kGroup>
 void mixed_mma(const Problem& problem);
-// And of more.
+// Of 17 tokens and more; which of the two runs: takes_wgmma.
 template <class T, Code kCode, int kGroup>
 void mixed_wgmma(const Problem& problem);
 
