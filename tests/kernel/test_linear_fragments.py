@@ -22,7 +22,8 @@ WIDE = (1e-5, 1e-4)
 # To float64 of the codes, where each weight is rounded too: terms of either sign, whose sum keeps
 # their roundings where they cancel.
 OF_CODES = {torch.float16: (4.5e-4, 2e-3), torch.bfloat16: (3.5e-3, 1.6e-2)}
-EXACT_ROWS = 32  # up to so many rows of x nothing is rounded on the way
+EXACT_ROWS = 16  # up to so many rows of x nothing is rounded on the way
+EITHER_ROWS = 32  # up to so many the plan says whether the weight is rounded; above, it is
 
 TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 96, 97, 200, 512, 513]
 SHAPES = [(1, 2), (16, 64), (17, 66), (48, 34), (100, 200), (264, 1032), (1000, 512)]
@@ -49,15 +50,32 @@ def pack(weight, dtype):
     return rk.pack_weight(**weight.arguments, dtype=dtype)
 
 
-def oracle(x, weight, dtype, bias=None, residual=None):
-    """float64 of the codes, or of the rounded weight where the product takes that."""
+def oracle(x, weight, dtype, bias=None, residual=None, rounds=None):
+    """float64 of the codes, or of the rounded weight (rounds): where not told, of more than
+    EITHER_ROWS rows."""
     value = weight.value
-    if x.numel() > EXACT_ROWS * value.shape[1]:
+    if rounds is None:
+        rounds = x.numel() > EITHER_ROWS * value.shape[1]
+    if rounds:
         value = value.float().to(dtype).double()
     result = x.double() @ value.T
     for extra in (bias, residual):
         result = result if extra is None else result + extra.double()
     return result
+
+
+def nearest(got, tokens, expected):
+    """expected(rounds), of a rounded weight or not; the nearer one where either may have run."""
+    if not EXACT_ROWS < tokens <= EITHER_ROWS:
+        return expected(tokens > EITHER_ROWS)
+    return min(
+        (expected(False), expected(True)),
+        key=lambda one: (got.double().cpu() - one.cpu()).norm().item(),
+    )
+
+
+def nearest_oracle(got, x, weight):
+    return nearest(got, x.shape[0], lambda rounds: oracle(x, weight, x.dtype, rounds=rounds))
 
 
 def tolerance_of(tokens, dtype):
@@ -146,7 +164,9 @@ def test_linear_with_its_ends(dtype, form, shape, tokens, ends, rng):
     out = guarded((tokens, n), dtype, gap=8)
     assert rk.linear(x, packed, bias, residual=residual, out=out.view) is out.view
     out.check()
-    expected = oracle(x, weight, dtype, bias, residual)
+    expected = nearest(
+        out.view, tokens, lambda rounds: oracle(x, weight, dtype, bias, residual, rounds)
+    )
     assert_close(f"linear {form.kind}", out.view, expected, tolerance_of(tokens, dtype))
 
 
@@ -159,7 +179,9 @@ def test_linear_with_a_float32_result(dtype, form, shape, tokens, rng):
     out = guarded((tokens, n), torch.float32, gap=8)
     rk.linear(x, pack(weight, dtype), residual=residual, out=out.view)
     out.check()
-    expected = oracle(x, weight, dtype, None, residual)
+    expected = nearest(
+        out.view, tokens, lambda rounds: oracle(x, weight, dtype, None, residual, rounds)
+    )
     assert_close(f"linear {form.kind}", out.view, expected, WIDE)
 
 
@@ -173,7 +195,7 @@ def test_linear_of_large_weights(shape, form, rng):
         x = spread((tokens, k), torch.bfloat16, rng)
         got = rk.linear(x, packed)
         allowed = tolerance_of(tokens, x.dtype)
-        assert_close("linear", got, oracle(x, weight, x.dtype), allowed)
+        assert_close("linear", got, nearest_oracle(got, x, weight), allowed)
         assert_same_bits(rk.linear(x, packed), got)
 
 
@@ -188,7 +210,7 @@ def test_blocks_that_share_k(shape, form, rng):
     weight = random_weight(form, n, k, rng)
     packed = pack(weight, torch.bfloat16)
     bias = spread((n,), torch.bfloat16, rng)
-    for tokens in (33, 64, 65, 190, 512):
+    for tokens in (33, 64, 65, 128, 190, 512):
         x = spread((tokens, k), torch.bfloat16, rng)
         residual = spread((tokens, n), torch.bfloat16, rng, gap=3)
         out = guarded((tokens, n), torch.bfloat16, gap=8)
@@ -223,20 +245,24 @@ def test_silu_and_mul(dtype, form, shape, tokens, interleaved, rng):
     n, k = shape
     weight = random_weight(form, n, k, rng)
     x = spread((tokens, k), dtype, rng)
-    both = oracle(x, weight, dtype)
-    gate, up = (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, dim=1)
+
+    def gated(rounds):
+        both = oracle(x, weight, dtype, rounds=rounds)
+        gate, up = (both[:, ::2], both[:, 1::2]) if interleaved else both.chunk(2, dim=1)
+        return gate / (1 + torch.exp(-gate)) * up
+
     out = guarded((tokens, n // 2), dtype, gap=8)
     rk.linear_silu_and_mul(x, pack(weight, dtype), interleaved=interleaved, out=out.view)
     out.check()
     fused = tokens <= _choices.QUANTIZED_ROWS and (interleaved or n % 32 == 0)
     tolerance = (ROUNDED if fused else COMPOSED)[dtype]
-    expected = gate / (1 + torch.exp(-gate)) * up
+    expected = nearest(out.view, tokens, gated)
     assert_close(f"linear_silu_and_mul {form.kind}", out.view, expected, tolerance)
 
 
 @pytest.mark.parametrize("form", FORMS[::2], ids=str)
 def test_other_rows_do_not_change_bits(form, rng):
-    for n, k in ((1000, 512), (28672, 192), (12288, 128)):
+    for n, k in ((1000, 512), (28672, 192), (12288, 128), (1024, 4096)):
         packed = pack(random_weight(form, n, k, rng), torch.bfloat16)
         x = spread((64, k), torch.bfloat16, rng)
         whole = rk.linear(x, packed)
@@ -252,24 +278,26 @@ def test_other_rows_do_not_change_bits(form, rng):
 
 # Tiles of 128 and 256 tokens, blocks that share k or the rows of x; k that ends within a stage;
 # gates and ups in one tile.
-@pytest.mark.parametrize("rows", [65, 128, 200, 300, 512])
+@pytest.mark.parametrize(
+    ("rows", "most"), [(65, 128), (100, 128), (129, 512), (200, 512), (300, 512)]
+)
 @pytest.mark.parametrize(("n", "k"), [(4096, 1024), (28672, 192), (1024, 520), (2048, 4096)])
 @pytest.mark.parametrize("form", WGMMA_FORMS, ids=str)
-def test_batches_of_many_rows_do_not_change_bits(form, n, k, rows, rng):
-    """A row's bits are those of a batch of 512, wherever it stands and whatever stands beside
-    it."""
+def test_batches_of_many_rows_do_not_change_bits(form, n, k, rows, most, rng):
+    """A row's bits are those of the largest batch of its class, wherever it stands and whatever
+    stands beside it."""
     weight = random_weight(form, n, k, rng)
     packed = pack(weight, torch.bfloat16)
-    x = spread((512, k), torch.bfloat16, rng)
+    x = spread((most, k), torch.bfloat16, rng)
     for product in (rk.linear, rk.linear_silu_and_mul):
         whole = product(x, packed)
         for _ in range(3):
-            chosen = torch.randperm(512, generator=rng)[:rows]
+            chosen = torch.randperm(most, generator=rng)[:rows]
             assert_same_bits(product(x[chosen], packed), whole[chosen])
         other = spread((rows, k), torch.bfloat16, rng)
         other[-1] = math.nan
-        other[3:43] = x[100:140]
-        assert_same_bits(product(other, packed)[3:43], whole[100:140])
+        other[3:43] = x[80:120]
+        assert_same_bits(product(other, packed)[3:43], whole[80:120])
 
 
 def test_rows_that_are_not_finite(rng):
