@@ -44,7 +44,7 @@ def plans(tmp_path_factory):
         done = subprocess.run(
             [program], input=text, capture_output=True, text=True, check=True, timeout=60
         )
-        return [Plan(*map(int, line.split())) for line in done.stdout.splitlines()]
+        return [Plan._make(map(int, line.split())) for line in done.stdout.splitlines()]
 
     return ask
 

@@ -10,9 +10,9 @@
 
 namespace radix::linear {
 
-constexpr int kExactTokens = 16;   // up to so many mixed_mma multiplies
-constexpr int kFewTokens = 32;     // up to so many, whichever of the two is faster
-constexpr int kMostTokens = 1024;  // of a product with the packed weight itself
+constexpr int kExactTokens = 16;                    // up to so many mixed_mma multiplies
+constexpr int kFewTokens = 32;                      // up to so many, whichever of the two is faster
+constexpr int kMostTokens = 1024;                   // of a product with the packed weight itself
 constexpr int kTileTokens = 64, kSomeTokens = 128;  // the last of the classes above
 
 // A form of mixed_wgmma's tiles.

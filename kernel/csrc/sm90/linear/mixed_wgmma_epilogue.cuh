@@ -88,6 +88,9 @@ class MixedWgmmaEpilogue {
     }
   }
 
+  // Until the blocks that share k have read this one's last sums.
+  __device__ void drain() const { sm90::barrier_wait_published(read_, parity_ ^ 1); }
+
  private:
   __device__ void publish(const uint64_t* barrier) const {
     sm90::barrier_publish_warp(barrier, p_.k_shares(), first_rank_, p_.row_blocks());

@@ -86,10 +86,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       products.template multiply<kColumns>(sum);
       epilogue.template store<kColumns>(place_of<Tile>(p, tile, block.neighbour), sum);
     }
+    // A block's shared memory stays until its neighbours have read it, copied into it (the producer's end) and arrived
+    // at its barriers. A barrier of the cluster would also wait for the results to reach memory.
+    epilogue.drain();
   }
-  // A block's shared memory stays until its neighbours have read it, copied into it and arrived at its barriers.
-  __syncwarp();
-  if (p.blocks() > 1) cluster_sync();
 }
 
 }  // namespace radix::linear

@@ -49,12 +49,14 @@ class MixedProducer {
       Ring ring;
 #pragma unroll 1
       for (int tile = first; tile < tiles; tile += step) load(ring, place(tile));
+      return ring;
     };
     const int warp = threadIdx.x / 32;
     if (warp == 0) {
       sm90::pdl_wait();
       sm90::pdl_trigger();
-      of_tiles([&](Ring& ring, const MixedPlace& at) { load_x(ring, at, map); });
+      const Ring end = of_tiles([&](Ring& ring, const MixedPlace& at) { load_x(ring, at, map); });
+      if (x_.blocks > 1) drain(end);
     } else if (warp == 1) {
       of_tiles([&](Ring& ring, const MixedPlace& at) { load_codes(ring, at); });
     } else if (warp == 2) {
@@ -89,6 +91,15 @@ class MixedProducer {
     if (c.bytes == 0) return;
 #pragma unroll 1
     for (int i = 0; i < count; i++, from += bytes, to += bytes) sm90::bulk_load_at(to, from, c.bytes, barrier);
+  }
+
+  // Waits until all stages have been read, and so no other block's copy or arrival is on its way here: the block may
+  // end. The lane that loads x.
+  __device__ void drain(Ring ring) const {
+    if (lane_ != 0) return;
+#pragma unroll 1
+    for (int i = 0; i < Pipeline::kStages; i++, ring.next())
+      sm90::barrier_wait_at(empty_ + ring.index * 8, ring.parity ^ 1);
   }
 
   // Waits for a stage and announces what this warp copies into it.
