@@ -66,7 +66,7 @@ class Model(Contender):
         gates: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
         seen: list[np.ndarray] = []
         for gate in gates:
-            gate.route = _noting(gate.route, seen)
+            gate.route = _noting(gate, seen)
         try:
             self.generate(prompts, [length] * len(prompts), temperature)
         finally:
@@ -138,12 +138,14 @@ class Model(Contender):
         ]
 
 
-def _noting(route: Callable[..., Any], seen: list[np.ndarray]) -> Callable[..., Any]:
-    """`route`, which adds the ids that it has chosen to `seen`."""
+def _noting(gate: Any, seen: list[np.ndarray]) -> Callable[..., Any]:
+    """Its `route`, which adds the ids that it has chosen to `seen`; not those of experts that every
+    token passes."""
+    route = gate.route
 
     def noted(x: torch.Tensor) -> Any:
         weights, ids = route(x)
-        seen.append(ids.cpu().numpy().astype(np.int64))
+        seen.append(ids[:, : gate.top_k].cpu().numpy().astype(np.int64))
         return weights, ids
 
     return noted

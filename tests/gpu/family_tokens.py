@@ -56,6 +56,7 @@ ROUNDS = 50  # of fitting
 # Of a router's input, what the roundings of some layers in bfloat16 come to, and how often tried.
 ROUTER_NOISE = 2.0**-7
 ROUTER_TRIES = 8
+EXCUSED = 0.1  # of the prompts, at most, part there
 SIZES: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1024,
@@ -134,11 +135,12 @@ def unsure_choices(model: Any, rows: Rows, count: int) -> torch.Tensor:
     `count` of each row once its input is off by ROUTER_NOISE."""
     before = [row[:-1] for row in rows]
     found: list[torch.Tensor] = []
+    rng = torch.Generator(model.lm_head.weight.device).manual_seed(3)
 
     def look(gate: Any, args: tuple[torch.Tensor], out: tuple[torch.Tensor, ...]) -> None:
         chosen = out[-1].sort(-1).values
         for _ in range(ROUTER_TRIES):
-            noise = ROUTER_NOISE * torch.randn_like(args[0])
+            noise = torch.empty_like(args[0]).normal_(0, ROUTER_NOISE, generator=rng)
             other = gate.forward(args[0] * (1 + noise))[-1].sort(-1).values
             found.append((other != chosen).any(-1))
 
@@ -266,7 +268,8 @@ def compare(models: Made, rows: Rows, tokens: Rows, count: int) -> tuple[str, bo
         f"{len(parted)} prompts part, {excused} where a router is unsure, {wrong} at a clear gap, "
         f"first: {first}"
     )
-    return text, wrong == 0 and to_end >= SHARE * len(rows)
+    is_well = wrong == 0 and excused <= EXCUSED * len(rows)
+    return text, is_well and to_end >= SHARE * len(rows)
 
 
 def check(family: str, device: str, num_prompts: int, count: int = NEW_TOKENS) -> bool:

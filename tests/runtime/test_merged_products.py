@@ -4,23 +4,34 @@ others. Against transformers, with one and two ranks."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from bench.gpu_runtime import radix_engine
 from radix_runtime.layers import mla
 from radix_runtime.layers.base import BuildContext
 from radix_runtime.layers.cpu_decoder import CpuDecoder
 from radix_runtime.layers.mla import LatentAttention
-from radix_runtime.layers.moe import SparseMoe
+from radix_runtime.layers.moe import Experts, SparseMoe
+from radix_runtime.layers.weight import weight_bytes
 from radix_runtime.quantization.at_load import AtLoad
 from radix_runtime.quantization.base import LinearMethod
-from radix_runtime.quantization.dense import Int4Method, PlainMethod
+from radix_runtime.quantization.config import LayerKind
+from radix_runtime.quantization.dense import Int4Method, Int8Method, PlainMethod
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Mla
 from tests.runtime.family_models import Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
-from tests.runtime.tiny_models import Driver
+from tests.runtime.tiny_models import (
+    Driver,
+    Sequence,
+    random_ids,
+    reference_logits,
+    relative_error,
+)
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
@@ -84,6 +95,57 @@ def test_logits(checkpoint: Checkpoints, name: str, ranks: int) -> None:
     assert 0 < run_ranks(ranks, work)[0] < TOLERANCE
 
 
+class SharedInCodes(StackedAtLoad):
+    """As a checkpoint whose experts are widened, or left out, and whose shared one is not."""
+
+    def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
+        if ".shared_expert" in name:
+            return Int8Method(quantizes_x=False)
+        return super().method_of(name, kind)
+
+
+def test_a_shared_expert_of_another_format_stays_alone(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = checkpoint("deepseek_v3")
+    monkeypatch.setitem(quantizations._items, "dense", SharedInCodes)
+    driver = Driver(folder)
+    mixtures = [module for module in driver.model.modules() if isinstance(module, SparseMoe)]
+    assert mixtures
+    for mixture in mixtures:
+        assert mixture.experts.num_shared == 0
+        assert mixture.shared_expert is not None
+        assert mixture.shared_expert.down_proj.weight.kind == "int8"
+    ids = random_ids(driver.config, 50, seed=2)
+    logits = driver.step([(Sequence(0, ids), len(ids))])
+    assert relative_error(logits, reference_logits(reference, ids)) < 0.05
+
+
+class WidenedPlain(StackedMethod):
+    widens = "some format"
+
+
 def test_only_plain_weights_are_merged() -> None:
     assert StackedMethod().is_plain
     assert not Int4Method().is_plain
+    assert not WidenedPlain().is_plain
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_merged_weights_count_once(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = checkpoint("deepseek_v2")
+    merged = weight_bytes(Driver(folder).model)
+    monkeypatch.setattr(Experts, "_takes_shared", lambda *_: False)
+    assert weight_bytes(Driver(folder).model) == merged
+
+
+def test_shared_experts_are_not_counted_as_chosen() -> None:
+    """By the bench of the experts that an engine's rows choose."""
+    seen: list[np.ndarray] = []
+    ids = torch.tensor([[3, 1, 64, 65], [0, 2, 64, 65]], dtype=torch.int32)
+    gate = SimpleNamespace(top_k=2, route=lambda x: (torch.ones(2, 4), ids))
+    weights, routed = radix_engine._noting(gate, seen)(torch.zeros(2, 8))
+    assert routed is ids and weights.shape == (2, 4)
+    assert seen[0].tolist() == [[3, 1], [0, 2]]

@@ -11,7 +11,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..quantization.base import ExpertTerms, LinearMethod
 from ..quantization.config import LayerKind
-from ..specs import Mlp, Moe, SharedExpert
+from ..specs import Mlp, Moe
 from .activation import activation_of_experts, apply_activation
 from .base import BuildContext, Fusible, Layer
 from .linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -71,7 +71,9 @@ class Experts(nn.ModuleDict):
     `needs_loop`, after loading: no kernel multiplies weights of this format together, and each
     expert is a few calls of its own. Raises ConfigError where the device has no kernel."""
 
-    def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
+    def __init__(
+        self, ctx: BuildContext, hidden_size: int, spec: Moe, shared: GatedMLP | None
+    ) -> None:
         self.num_shared = 0
         self.local = local_experts(ctx, spec)
         self._expert_map: torch.Tensor | None = None  # from an expert to its number on this rank
@@ -97,8 +99,8 @@ class Experts(nn.ModuleDict):
         second = {expert.down_proj.method for expert in self._experts}
         self._packs = all(method.packs_experts for method in first | second)
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in first | second):
-            if spec.shared is not None and self._takes_shared(first | second, spec, spec.shared):
-                self.num_shared = spec.shared.mlp.width // spec.width
+            if shared is not None and self._takes_shared(first | second, spec, shared):
+                self.num_shared = shared.width // spec.width
             self._stack(ctx.device, first, second)
         if spec.bias:
             self._biases = self._stack_biases()
@@ -137,17 +139,20 @@ class Experts(nn.ModuleDict):
             expert.gate_up_proj.put_in(self._stacks[0], index)
             expert.down_proj.put_in(self._stacks[1], index)
 
-    def _takes_shared(self, methods: set[LinearMethod], spec: Moe, shared: SharedExpert) -> bool:
+    def _takes_shared(self, methods: set[LinearMethod], spec: Moe, shared: GatedMLP) -> bool:
         """Whether the kernel of these experts may multiply by the shared one too, as further
         experts of their width: one launch less for each of its products."""
+        assert spec.shared is not None
+        methods = methods | {shared.gate_up_proj.method, shared.down_proj.method}
         is_plain = all(method.is_plain for method in methods) and not self._has_terms
-        is_alike = shared.mlp == Mlp(width=shared.mlp.width)  # silu, which theirs is without terms
-        divides = shared.mlp.width % spec.width == 0
+        is_alike = spec.shared.mlp == Mlp(width=shared.width)  # silu, as theirs is without terms
+        divides = shared.width % spec.width == 0
         is_alone = self._expert_map is None
-        return is_plain and is_alike and divides and is_alone and not shared.gated
+        return is_plain and is_alike and divides and is_alone and not spec.shared.gated
 
     def take_shared(self, shared: GatedMLP) -> None:
-        """Copies the loaded weights of the shared expert behind those of the others."""
+        """Copies the loaded weights of the shared expert behind those of the others, of which they
+        are parts of the memory from now on: `shared_w1`, `shared_w2`."""
         assert self._stacks is not None
         width = self._experts[0].down_proj.shape.in_features
         gate, up = _rows(shared.gate_up_proj).unflatten(0, (2, -1))
@@ -159,6 +164,8 @@ class Experts(nn.ModuleDict):
             place = len(self._experts) + number
             torch.cat([gate[rows], up[rows]], out=w1[place])
             w2[place].copy_(down[:, rows])
+        self.shared_w1 = w1[len(self._experts) :]
+        self.shared_w2 = w2[len(self._experts) :]
 
     def _in_order(self, weight: ops.PackedWeight) -> ops.PackedWeight:
         """As the kernel for these experts reads it."""
@@ -283,7 +290,6 @@ class SparseMoe(Layer, Fusible):
     def __init__(self, ctx: BuildContext, hidden_size: int, spec: Moe) -> None:
         super().__init__()
         self.gate = build_gate(ctx.at("gate"), hidden_size, spec)
-        self.experts = Experts(ctx.at("experts"), hidden_size=hidden_size, spec=spec)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if spec.shared is not None:
@@ -300,6 +306,9 @@ class SparseMoe(Layer, Fusible):
                     out_features=1,
                     kind=LayerKind.ROUTER,
                 )
+        self.experts = Experts(
+            ctx.at("experts"), hidden_size=hidden_size, spec=spec, shared=self.shared_expert
+        )
         experts_op = self.experts.op
         is_gated = self.shared_expert_gate is not None
         self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)

@@ -150,6 +150,9 @@ class GroupedGate(_CorrectedGate):
 
     special_ops = ("moe_fused_gate",)
 
+    def add_shared(self, count: int, device: torch.device) -> None:
+        self.num_shared = count  # the op adds them itself
+
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
         router = self.router

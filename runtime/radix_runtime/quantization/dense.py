@@ -24,7 +24,7 @@ class DenseMethod(LinearMethod):
 
     @property
     def is_plain(self) -> bool:
-        return self.kind is None
+        return self.kind is None and self.widens is None
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
