@@ -90,6 +90,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     // at its barriers. A barrier of the cluster would also wait for the results to reach memory.
     epilogue.drain();
   }
+#ifdef RADIX_EVERY_LANE_ARRIVES  // racecheck knows of a neighbour's end by barriers of the cluster alone
+  __syncwarp();
+  if (p.blocks() > 1) cluster_sync();
+#endif
 }
 
 }  // namespace radix::linear
