@@ -17,6 +17,7 @@ import numpy as np
 from bench.serving.model_shape import ModelShape
 
 from .ggml_blocks import TYPES, random_blocks
+from .made_file import is_current
 
 # What the file calls each kind of model.
 _FAMILIES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
@@ -52,9 +53,8 @@ class _Tensor(NamedTuple):
 
 def written(path: Path, folder: Path, weights: str) -> StepBytes:
     """As `write`, unless the file is there and newer than what it follows from."""
-    sources = (folder / "config.json", Path(__file__), Path(__file__).with_name("ggml_blocks.py"))
-    newest = max(source.stat().st_mtime for source in sources)
-    if path.exists() and path.stat().st_mtime > newest:
+    blocks = Path(__file__).with_name("ggml_blocks.py")
+    if is_current(path, folder / "config.json", Path(__file__), blocks):
         return _step_bytes(list(_tensors(ModelShape.read(folder), weights)))
     return write(path, folder, weights)
 

@@ -10,7 +10,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from bench.peers_cpu.ggml_blocks import random_blocks
+from bench.peers_cpu import ggml_blocks
+from bench.peers_cpu.made_file import is_current
 
 from .model_shape import ModelShape
 
@@ -19,6 +20,8 @@ _SHARD_BYTES = 5 * 10**9
 _BYTES = 2  # of a bfloat16 number
 _STRIDE = 7919  # numbers between the beginnings of two tensors in the random ones
 _ONE = 0x3F80  # in bfloat16
+_SHARDS = "model-*-of-*.safetensors"
+_MAKER = "bench.serving load"  # in the index, so that no other checkpoint is written over
 
 
 class _Tensor(NamedTuple):
@@ -31,27 +34,48 @@ class _Tensor(NamedTuple):
 
 
 def write_checkpoint(folder: Path, model: Path) -> int:
-    """A checkpoint in `folder` of the shape in `model`/config.json, unless it is there; the bytes
-    of its files. Raises ValueError for another kind of model."""
+    """A checkpoint in `folder` of the shape in `model`/config.json, unless it is there and newer
+    than what it follows from; the bytes of its files. Raises ValueError for another kind of model,
+    and where the folder holds a checkpoint that is not of this function."""
     shape = ModelShape.read(model)
     if shape.model_type not in _FAMILIES:
         expected = " or ".join(_FAMILIES)
         raise ValueError(f"{model}: model_type is {shape.model_type}, expected {expected}")
     config = json.loads((model / "config.json").read_text())
     index = folder / "model.safetensors.index.json"
-    if not index.exists():
+    _check_ours(index)
+    sources = (model / "config.json", Path(__file__), Path(ggml_blocks.__file__))
+    if not is_current(index, *sources):
         folder.mkdir(parents=True, exist_ok=True)
+        index.unlink(missing_ok=True)
+        for old in folder.glob(_SHARDS):
+            old.unlink()
         shutil.copy(model / "config.json", folder)
-        shards = _shards(_tensors(shape, is_tied=bool(config.get("tie_word_embeddings"))))
-        places = {}
-        for number, shard in enumerate(shards, 1):
-            name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            _write_shard(folder / name, shard)
-            places.update({tensor.name: name for tensor in shard})
-        total = sum(tensor.nbytes for shard in shards for tensor in shard)
-        text = json.dumps({"metadata": {"total_size": total}, "weight_map": places})
-        index.write_text(text)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        _write(index, _shards(_tensors(shape, is_tied=bool(config.get("tie_word_embeddings")))))
+    return sum(file.stat().st_size for file in folder.glob(_SHARDS))
+
+
+def _check_ours(index: Path) -> None:
+    if index.exists() and _maker(index) != _MAKER:
+        raise ValueError(f"{index.parent} holds another checkpoint: remove it or name a --folder")
+
+
+def _maker(index: Path) -> str | None:
+    """None: another's."""
+    maker: str | None = json.loads(index.read_text()).get("metadata", {}).get("maker")
+    return maker
+
+
+def _write(index: Path, shards: list[list[_Tensor]]) -> None:
+    """The shards beside the index, and then the index."""
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_shard(index.with_name(name), shard)
+        places.update({tensor.name: name for tensor in shard})
+    total = sum(tensor.nbytes for shard in shards for tensor in shard)
+    facts = {"total_size": total, "maker": _MAKER}
+    index.write_text(json.dumps({"metadata": facts, "weight_map": places}))
 
 
 def _tensors(shape: ModelShape, *, is_tied: bool) -> Iterator[_Tensor]:
@@ -116,7 +140,7 @@ def _write_tensor(file: BinaryIO, tensor: _Tensor, index: int) -> None:
     if len(tensor.shape) == 1:
         file.write(np.full(tensor.shape, _ONE, np.uint16).tobytes())
         return
-    numbers = random_blocks("bf16").reshape(-1).view(np.uint16)
+    numbers = ggml_blocks.random_blocks("bf16").reshape(-1).view(np.uint16)
     left = int(np.prod(tensor.shape))
     at = index * _STRIDE % (len(numbers) // 2)
     while left:

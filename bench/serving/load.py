@@ -10,6 +10,7 @@ memory. Memory is the process's own, as it is every 10 ms; pages of the files ar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -93,9 +94,10 @@ def _turn(checkpoint: Path, quantization: str, cores: list[int]) -> dict[str, An
 def _sample(process: subprocess.Popen[str], samples: list[tuple[float, int]]) -> None:
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
-        match = re.search(r"^RssAnon:\s+(\d+) kB", status.read_text(), re.M)
-        if match:
-            samples.append((time.monotonic(), int(match[1]) * 1024))
+        with contextlib.suppress(OSError):  # it may have ended since
+            match = re.search(r"^RssAnon:\s+(\d+) kB", status.read_text(), re.M)
+            if match:
+                samples.append((time.monotonic(), int(match[1]) * 1024))
         time.sleep(_SAMPLE_SECONDS)
 
 

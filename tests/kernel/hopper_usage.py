@@ -71,7 +71,8 @@ LIMITS = {
     "mixed_mma_kernel<*, 4, 2, 1, *> >": (168, 0),
     "mixed_mma_kernel<*, 8, 1, 1, *> >": (168, 0),
     "mixed_mma_kernel<*>": (96, 0),
-    "mixed_wgmma_kernel<*, 32, 64, 4, 1> >": (96, 8),  # four consumers; once, before k begins
+    # Four consumers; once, before k begins.
+    "mixed_wgmma_kernel<MixedWgmmaTile<bf16, 0, 32, 64, 4, 1> >": (96, 8),
     "mixed_wgmma_kernel<*, 64, 4, 1> >": (96, 0),
     "mixed_wgmma_kernel<*, 64, 2, 2> >": (96, 0),
     "mixed_wgmma_kernel<*>": (168, 0),
@@ -85,6 +86,7 @@ LIMITS = {
     "grouped_persistent_kernel<*>": (168, 0),
     "grouped_swap_ab_kernel<*>": (168, 0),
     "grouped_mixed_kernel<*>": (168, 0),
+    "grouped_mixed_mma_kernel<*>": (96, 0),
     "grouped_mma_m16_up_kernel<bf16, e4m3, 1, 4>": (112, 0),
     "grouped_mma_m16_up_kernel<f16, e4m3, 1, 4>": (104, 0),
     "grouped_mma_m16_up_kernel<*, e4m3, 2, 4>": (120, 0),

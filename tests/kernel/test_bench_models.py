@@ -184,6 +184,39 @@ def test_a_checkpoint_as_transformers_writes_it(tmp_path, monkeypatch):
     assert checkpoint_file.write_checkpoint(tmp_path / "made", model) == size
 
 
+def test_a_checkpoint_is_written_once(tmp_path, monkeypatch):
+    model = in_folder(tmp_path)
+    made = tmp_path / "made"
+    index = made / "model.safetensors.index.json"
+    monkeypatch.setattr(checkpoint_file, "_SHARD_BYTES", 100_000)
+    checkpoint_file.write_checkpoint(made, model)
+    many = sorted(made.glob("*.safetensors"))
+    many[0].write_bytes(b"as it was")
+    expected = sum(file.stat().st_size for file in many)
+    assert checkpoint_file.write_checkpoint(made, model) == expected
+    assert many[0].read_bytes() == b"as it was"
+    monkeypatch.undo()
+    os.utime(index, (0, 0))  # older than its configuration
+    size = checkpoint_file.write_checkpoint(made, model)
+    (file,) = made.glob("*.safetensors")
+    assert file.name == "model-00001-of-00001.safetensors" and file.stat().st_size == size
+    assert set(json.loads(index.read_text())["weight_map"].values()) == {file.name}
+
+
+def test_a_checkpoint_of_others_is_left_alone(tmp_path):
+    model = in_folder(tmp_path)
+    made = tmp_path / "made"
+    made.mkdir()
+    index = made / "model.safetensors.index.json"
+    shard = made / "model-00001-of-00001.safetensors"
+    index.write_text(json.dumps({"metadata": {"total_size": 4}, "weight_map": {"a": shard.name}}))
+    shard.write_bytes(b"real")
+    os.utime(index, (0, 0))
+    with pytest.raises(ValueError, match="another checkpoint"):
+        checkpoint_file.write_checkpoint(made, model)
+    assert shard.read_bytes() == b"real"
+
+
 def test_the_first_layers_of_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu, "FOLDER", tmp_path / "peers")
     types = ["full_attention", "sliding_attention"]

@@ -16,7 +16,7 @@ from radix_kernels import fused_experts_packed
 from radix_kernels.packed_weight import FRAGMENT_LAYOUT
 from tests.kernel.code_experts import CodeExperts, CodeKind, random_experts
 from tests.kernel.experts_cases import TOLERANCE
-from tests.kernel.helpers import assert_close, assert_same_bits, errors, guarded
+from tests.kernel.helpers import assert_close, assert_same_bits, guarded
 
 HALVES = [torch.bfloat16, torch.float16]
 KINDS = [
@@ -92,17 +92,25 @@ def run(experts: CodeExperts, packed: rk.PackedExperts | None = None) -> torch.T
     return got
 
 
+def has_many_pairs(experts: CodeExperts) -> bool:
+    """As `MixedProblem::takes_mixed_mma` divides calls (csrc/sm90/experts/mixed_problem.cuh)."""
+    case = experts.case
+    named_experts = len(case.options.get("expert_map", experts.w1))
+    return case.ids.numel() > min(1024, 8 * named_experts)
+
+
 def check(experts: CodeExperts) -> None:
-    """The kernel for many pairs rounds each weight once: its worst element may be off from the
+    """Hopper's kernel for many pairs rounds each weight once: its worst element may be off from the
     weights' own values by more than the bound, where weights of one sign cancel."""
     case = experts.case
-    got = run(experts)
-    bounds = TOLERANCE[case.x.dtype]
+    packed = experts.pack()
+    got = run(experts, packed)
+    norm, worst = TOLERANCE[case.x.dtype]
     expected = case.oracle()
-    norm, worst = errors(got.double().cpu(), expected)
-    if worst > bounds[1] and norm <= bounds[0]:
+    if packed.stacked is not None and has_many_pairs(experts):
+        assert_close("fused_experts_packed many codes", got, expected, (norm, math.inf))
         expected = case.rounded().oracle()
-    assert_close("fused_experts_packed codes", got, expected, bounds)
+    assert_close("fused_experts_packed codes", got, expected, (norm, worst))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -184,10 +192,12 @@ def test_experts_elsewhere(tokens, form, rng, device):
 
 
 @pytest.mark.parametrize("form", [KINDS[2], KINDS[4]], ids=named)
-def test_large_and_small_scales(form, rng, device):
+@pytest.mark.parametrize("tokens", [6, 60], ids=["few pairs", "many pairs"])
+def test_large_and_small_scales(tokens, form, rng, device):
     """Powers of two beyond those that go into one product of bf16, and the smallest."""
     skip_unless_x_stays(device, form)
-    experts = make((6, 2, 1, 128, 64), form, torch.bfloat16, rng)
+    experts = make((tokens, 2, 1, 128, 64), form, torch.bfloat16, rng)
+    assert has_many_pairs(experts) == (tokens == 60)
     for weight in experts.w1:
         if form.kind == "mxfp4":
             weight.scales[::3] += 18  # above 128, of some rows of a warp

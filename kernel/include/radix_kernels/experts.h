@@ -45,15 +45,17 @@ typedef struct rk_fused_experts_sizes {
 } rk_fused_experts_sizes;
 RK_API rk_status rk_fused_experts_workspace_size(const rk_fused_experts_sizes* sizes, int64_t* bytes);
 
-/* As rk_fused_experts with weights of 4 or 8 bits that become x's type in registers: code times scale, rounded
- * once. w1, w2: uint8 [E, bytes], last dim contiguous,
- * experts at multiples of 16 bytes: each a weight [2 I, H] or [H, I] in RK_LAYOUT_FRAGMENTS64. kind: RK_WEIGHT_INT4
- * (group 32, 64, 128 or 0 for whole rows; scales bf16, fp16 or fp32; zeros: 1 where codes have zero points of their
- * own), RK_WEIGHT_INT8 (group 128 or 0, scales alike) or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a multiple of 8, I
- * of 16. bias1 [E, 2 I], bias2 [E, H], optional, of x's dtype or fp32, contiguous: added to a product before the
- * activation, or before its rounding. activation, alpha and limit: as of rk_gating, SiLU or the clamped SwiGLU. act and
- * an expert's result for a token are rounded to the dtype; results are added in float32 in the order of k and rounded
- * once. workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds, groups, activations, sizes and alignments. */
+/* As rk_fused_experts with weights of 4 or 8 bits. Up to 1,024 pairs (token, expert), and up to 8 an expert that may be
+ * named (of expert_map; without one, of w1) in the mean, the weights' values are exact; of more pairs each, (code -
+ * zero point) times scale, is rounded to x's dtype once (MXFP4 in bf16: exact). w1, w2: uint8 [E, bytes], last dim
+ * contiguous, experts at multiples of 16 bytes: each a weight [2 I, H] or [H, I] in RK_LAYOUT_FRAGMENTS64. kind:
+ * RK_WEIGHT_INT4 (group 32, 64, 128 or 0 for whole rows; scales bf16, fp16 or fp32; zeros: 1 where codes have zero
+ * points of their own), RK_WEIGHT_INT8 (group 128 or 0, scales alike) or RK_WEIGHT_MXFP4 (group 32, scales uint8). H a
+ * multiple of 8, I of 16. bias1 [E, 2 I], bias2 [E, H], optional, of x's dtype or fp32, contiguous: added to a product
+ * before the activation, or before its rounding. activation, alpha and limit: as of rk_gating, SiLU or the clamped
+ * SwiGLU. act and an expert's result for a token are rounded to the dtype; results are added in float32 in the order of
+ * k and rounded once. workspace: as rk_fused_experts. RK_UNSUPPORTED for other kinds, groups, activations, sizes and
+ * alignments. */
 typedef struct rk_fused_experts_mixed_args {
   uint32_t struct_size;
   uint32_t kind;

@@ -3,8 +3,9 @@
     packed      a weight in the order of the CPU library: its kernels. Bits of a row depend on
                 neither the other rows nor the number of threads. A quantized weight in the order of
                 Hopper's library: its kernels up to `_choices.QUANTIZED_ROWS` rows, where a row's
-                bits depend neither on the other rows nor on their number within 1 .. 16 and
-                17 .. 64; of more, the weight is widened to x's dtype and goes the ways below
+                bits depend neither on the other rows nor on their number within 1 .. 16, 17 .. 32,
+                33 .. 64, 65 .. 128 and 129 .. 512; of more, the weight is widened to x's dtype and
+                goes the ways below
     codes       any other quantized weight on a GPU, in rows of codes: Triton's kernel
     Hopper      on sm_90, 16-bit operands whose rows begin at multiples of 16 bytes, K in multiples
                 of 8: up to 64 rows unless cuBLAS is ahead (`_choices.blas_is_ahead`); of more, N in

@@ -46,9 +46,9 @@ def linear(
     a quantized weight within 1 .. 16, 17 .. 32, 33 .. 64, 65 .. 128 and 129 .. 512. A quantized
     weight in the order of Hopper's library meets more than 32 rows, and of some shapes more than
     16, rounded to x's dtype (one rounding an element; mxfp4 is exact in bfloat16); up to that, and
-    in rows of codes, it is exact. torch, which runs
-    the rest (docs/kernels/gemm.md says when), promises no such thing and refuses strides of
-    2**31 and more (RuntimeError). Errors: TypeError (dtype), ValueError (shape, stride).
+    in rows of codes, it is exact. torch, which runs the rest (docs/kernels/gemm.md says when),
+    promises no such thing and refuses strides of 2**31 and more (RuntimeError). Errors: TypeError
+    (dtype), ValueError (shape, stride).
     """
     op = "linear"
     name = read_out_dtype(op, x, out_dtype, out)

@@ -3,11 +3,11 @@
 //
 //   block: persistent, one a multiprocessor; tiles of 2 x 64 weight rows by up to kMaxColumns pairs of one expert,
 //   whose number chooses the instruction's columns; those of the same weight rows follow each other, so that the
-//   weights come from memory once. producer (a thread, linear/mixed_wgmma_producer.cuh): bulk copies of the codes,
-//   scales and zero points of 2 x 64 rows and 128 of k, as they are packed, and TMA of the pairs' rows, into a ring of
-//   stages that runs on from tile to tile. consumers (two warpgroups, linear/mixed_wgmma_mainloop.cuh): 64 rows each.
-//   epilogue: bias; where gated the first warpgroup has 64 gate rows and the second their up rows, of which they
-//   exchange half: silu(gate) * up or the clamped SwiGLU; rows of the result in pieces of 16 bytes.
+//   weights come from memory once. producers (three warps, linear/mixed_wgmma_producer.cuh): TMA of the pairs' rows;
+//   bulk copies of the codes, and of the scales and zero points, of 2 x 64 rows and 128 of k, as they are packed, into
+//   a ring of stages that runs on from tile to tile. consumers (two warpgroups, linear/mixed_wgmma_mainloop.cuh): 64
+//   rows each. epilogue: bias; where gated the first warpgroup has 64 gate rows and the second their up rows, of which
+//   they exchange half: silu(gate) * up or the clamped SwiGLU; rows of the result in pieces of 16 bytes.
 //
 // Shared memory (kSharedBytes and static arrays):
 //

@@ -23,7 +23,8 @@ struct MixedX {
   int blocks, index, first;
 };
 
-// Pipeline::kBox: rows of x a copy, as many copies as the tile's rows need; or 0, and one copy for all kMaxColumns.
+// Pipeline::kBox: rows of x a copy, as many copies as the tile's rows need; or 0: one copy of all kMaxColumns, where
+// blocks load x for each other of this one's share of them.
 template <class Pipeline>
 class MixedProducer {
  public:

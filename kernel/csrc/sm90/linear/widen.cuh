@@ -1,10 +1,11 @@
 // Packed codes to operand A of a product instruction: four registers of two bf16 or f16 each (layout.cuh), exactly.
 //
-//   u4    the code becomes the last bits of 128 (bf16) or 1024 (f16), from which 128 or 1024 plus the zero point is
-//   taken e2m1  sign, exponent and mantissa move to their places; a power of two corrects the exponent, subnormals
-//   included s8    bf16 has seven bits behind the leading one: 128 + (code's low seven bits) - (128, or 256 if it is
-//   negative);
+// clang-format off
+//   u4    the code becomes the last bits of 128 (bf16) or 1024 (f16), from which 128 or 1024 plus the zero point is taken
+//   e2m1  sign, exponent and mantissa move to their places; a power of two corrects the exponent, subnormals included
+//   s8    bf16 has seven bits behind the leading one: 128 + (code's low seven bits) - (128, or 256 if it is negative);
 //         f16 has ten: 1024 + (code + 128) - 1152
+// clang-format on
 #pragma once
 
 #include <cstdint>
