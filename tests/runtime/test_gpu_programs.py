@@ -135,12 +135,20 @@ def test_family_tokens_compares_up_to_a_near_tie(monkeypatch: pytest.MonkeyPatch
     rounded = exact.clone()
     rounded[0, 1:, 1] = 4.0
     models = family_tokens.Made(folder=Path(), exact=exact, rounded=rounded)
+    unsure = torch.zeros(2, 4, dtype=torch.bool)
     monkeypatch.setattr(family_tokens, "next_logits", lambda model, rows, count: model)
+    monkeypatch.setattr(family_tokens, "unsure_choices", lambda model, rows, count: unsure)
     text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4] * 2, 4)
     assert not good  # one of two to the end
     assert text.startswith("1 of 2 prompts compared to the end, 5 of 8 tokens equal")
-    assert "1 prompts part, 0 at a clear gap, first: token 1 of prompt 0, gap 0.200" in text
+    assert "1 prompts part, 0 where a router is unsure, 0 at a clear gap, " in text
+    assert text.endswith("first: token 1 of prompt 0, gap 0.200")
     monkeypatch.setattr(family_tokens, "SHARE", 0.5)
     assert family_tokens.compare(models, [[5], [6]], [[2] * 4] * 2, 4)[1]
     text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)
-    assert not good and "2 prompts part, 1 at a clear gap" in text
+    assert not good and "0 where a router is unsure, 1 at a clear gap" in text
+    unsure[1, 3] = True  # excused, but too often
+    text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)
+    assert not good and "1 where a router is unsure, 0 at a clear gap" in text
+    monkeypatch.setattr(family_tokens, "EXCUSED", 0.5)
+    assert family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)[1]

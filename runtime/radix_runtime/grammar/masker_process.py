@@ -258,7 +258,6 @@ class MaskServer:
         if alone:
             self._at_work[0] = fill.job
         self._fill([fill])
-        self._at_work[0] = 0
 
     def _fill(self, fills: list[RowFill]) -> None:
         advances: list[Advance] = []
@@ -294,6 +293,7 @@ class MaskServer:
             if answer.budget is not None:
                 answer.budget.force(self._rows[row])
         free = [answer.opened.job for answer in answers.values() if answer.is_free]
+        self._at_work[0] = 0  # who is killed from here on has died of no mask
         self._send(Filled([fill.job for fill in fills], failed=failed, free=free))
 
     def _were_slow(self, count: int, seconds: float) -> bool:

@@ -1,18 +1,32 @@
-"""Whether a process has been stopped (SIGSTOP), as the kernel tells."""
+"""A process and those that it has started, as the kernel tells of them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 _STOPPED = ("T", "t")  # by a signal, by a debugger
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether this process or one that it has started is stopped. False once it has gone."""
-    folder = Path(f"/proc/{pid}")
+    """Whether this process or one of those that it has started has been stopped (SIGSTOP). False
+    once it has gone."""
+    return any(_state(each) in _STOPPED for each in family(pid))
+
+
+def family(pid: int) -> Iterator[int]:
+    """The process, those that it has started, and those that they have."""
+    yield pid
     try:
-        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        children = [path.read_text().split() for path in folder.glob("task/*/children")]
+        lists = [path.read_text() for path in Path(f"/proc/{pid}").glob("task/*/children")]
+    except OSError:  # it has gone
+        return
+    for children in lists:
+        for child in children.split():
+            yield from family(int(child))
+
+
+def _state(pid: int) -> str:
+    """A letter; empty once the process has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
-    if state in _STOPPED:
-        return True
-    return any(is_stopped(int(child)) for some in children for child in some)
+        return ""

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -34,13 +34,13 @@ from .ipc import TOKEN_BYTES, LinkError, Node
 from .private_directory import private_directory
 from .restarts import DEATH_WINDOW, MAX_DEATHS, Restarts
 from .roles import SUPERVISOR, Role, Topology, process_id, serving_roles
-from .stopped import is_stopped
+from .stopped import family, is_stopped
 
 _OTHER_FILES = 256  # open files of a process beside connections
 _TICK = 1.0  # seconds between two looks at the heartbeats
 _GRACE = 2.5  # seconds that children have to end by themselves,
 _ENGINE_GRACE = 1.0  # those that no client hears of, after a death: one step may take longer
-_DUMP_TIME = 0.2  # seconds for a process to print its stacks
+_DUMP_TIME = 0.05  # seconds for a process to print its stacks
 
 log = logging.getLogger(__name__)
 
@@ -344,8 +344,10 @@ class Supervisor:
                     return
 
     def _dump_stacks(self, child: ChildProcess) -> None:
-        os.killpg(child.pid, DUMP_SIGNAL)  # tensor-parallel workers too
-        time.sleep(_DUMP_TIME)  # for its stacks, before those of the next
+        for pid in family(child.pid):  # tensor-parallel workers too
+            with suppress(ProcessLookupError):
+                os.kill(pid, DUMP_SIGNAL)
+                time.sleep(_DUMP_TIME)  # for its stacks, before those of the next
 
 
 def _raise_descriptor_limit(connections: int) -> None:
