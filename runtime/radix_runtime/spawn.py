@@ -31,7 +31,9 @@ _START = "; ".join(
     ]
 )
 
-_PR_SET_NAME = 15  # from <linux/prctl.h>
+# From <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 # Fields of /proc/self/stat, counted from the one after the name in parentheses.
 _STAT_ARG_START = 45
 _STAT_ARG_END = 46
@@ -64,6 +66,12 @@ def leave(code: int) -> NoReturn:
     with contextlib.suppress(OSError):  # a full disk, a closed pipe
         sys.stdout.flush()
     os._exit(code)
+
+
+def die_with_parent() -> None:
+    """Has this process killed when the thread that started it ends. Who calls it looks afterwards
+    whether its parent is still there."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def set_title(title: str) -> None:

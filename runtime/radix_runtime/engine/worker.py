@@ -3,7 +3,6 @@
 Rank 0 starts it with a WorkerSpec on standard input, which stays open as long as rank 0 lives. A
 worker schedules and samples nothing."""
 
-import ctypes
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from ..distributed import Communicator, CommunicatorAborted, connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
+from ..spawn import die_with_parent
 from ..step_plan import StepPlan
 from .agreement import StepSeal
 from .commands import execute
@@ -28,8 +28,6 @@ from .step_ring import StepRingReader
 from .worker_group import LastWords, WorkerSpec, say_last_words
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -98,7 +96,7 @@ def _die_with_parent(spec: WorkerSpec) -> None:
     """No worker outlives rank 0, however that one ends."""
     if spec.main_thread:
         # The signal comes with the end of the *thread* that started us: only for the main one.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
     if os.getppid() != spec.parent_pid:
         os._exit(EXIT_INTERNAL)
     threading.Thread(target=_wait_for_end_of_input, daemon=True).start()

@@ -5,7 +5,6 @@
 # nobody but the grammar that deserved it. An address-space limit would not do: stacks and arenas of
 # threads count for it.
 
-import ctypes
 import json
 import os
 import selectors
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..spawn import die_with_parent
 from .backend import GrammarBackend
 from .frames import Accepted, Compile, Frame, Hello, Refused, pack_frame, read_frame
 from .registry import grammar_backends
@@ -34,7 +34,6 @@ _MOST_BYTES = 128 << 20  # that a fork may keep beyond what it began with
 _LOOK_SECONDS = 0.02  # between two looks at the forks
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_PR_SET_PDEATHSIG = 1
 
 Verdict = Accepted | Refused
 
@@ -195,7 +194,7 @@ class Tries:
 def _serve_grammars(backend: GrammarBackend, connection: socket.socket, parent: int) -> None:
     """What a fork does; never returns."""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         while os.getppid() == parent:
             frame = read_frame(connection)
             assert isinstance(frame, Compile)

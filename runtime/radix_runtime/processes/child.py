@@ -21,14 +21,12 @@ import msgspec
 from ..config import ServerArgs
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..log import setup_logging
-from ..spawn import leave
+from ..spawn import die_with_parent, leave
 from .heartbeat import Heartbeats
 from .ipc import Node, Receiver, Sender
 from .roles import Role, Topology
 
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_NO_NEW_PRIVS = 38  # from <linux/prctl.h>
 
 _MAX_REPORT = 1000  # characters of an error in a report
 
@@ -157,9 +155,8 @@ def _serve(child: Child) -> int:
 def _harden(launch: Launch) -> None:
     """Ends with the supervisor, gains no privileges, writes no core, leaves its files private and
     its descriptors to itself."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if os.getppid() != launch.parent:  # it died before the first of these lines
         raise SystemExit(EXIT_INTERNAL)
     os.umask(0o077)

@@ -4,7 +4,6 @@ be lost."""
 # A conversation that takes too long or too much costs a fork, and not a new process: that would
 # import and compile everything again, a quarter of a second of CPU beside those who wait.
 
-import ctypes
 import gc
 import os
 import resource
@@ -17,12 +16,12 @@ from typing import NoReturn
 import msgspec
 
 from ..errors import RequestError
+from ..spawn import die_with_parent
 from ..text.chat_template import ChatTemplate
 from .chat_renderer import Hello, Job, Rendered
 from .helper_process import read_frame, write_frame
 
 _OUT_OF_MEMORY = 3  # the exit code of a fork
-_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def main() -> None:
@@ -65,7 +64,7 @@ def _serve(template: ChatTemplate, hello: Hello, parent: int) -> NoReturn:
     """What a fork does until the API process has gone, or a bound is met."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         _bound_memory(hello.memory)
         while os.getppid() == parent:
             job = msgspec.json.decode(read_frame(sys.stdin.buffer)[0], type=Job)
