@@ -19,11 +19,12 @@ from radix_runtime.model_config import ModelConfig
 from radix_runtime.models import loader
 from radix_runtime.quantization.at_load import AtLoad
 from radix_runtime.quantization.base import LinearMethod
-from radix_runtime.quantization.dense import DenseMethod, PlainMethod
+from radix_runtime.quantization.dense import DenseMethod
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Layer, Moe, RmsNorm, Rope, SoftmaxRouter
 from tests.runtime.family_models import FAMILY_MODELS, Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
+from tests.runtime.stacked_format import StackedAtLoad
 from tests.runtime.tiny_models import (
     Driver,
     Sequence,
@@ -140,17 +141,6 @@ def test_experts_of_a_format_that_is_not_packed(
     assert len(told) == 1 and "experts of this format, one after the other" in told[0]
     assert worst_error(driver, reference, seed=1) < TOLERANCE
     assert driver.model.model.layers[0].mlp.experts.needs_loop
-
-
-class StackedMethod(PlainMethod):
-    """As on a GPU."""
-
-    stacks_experts = True
-
-
-class StackedAtLoad(AtLoad):
-    def linear(self) -> LinearMethod:
-        return StackedMethod()
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_odd_width", "gpt_oss"])

@@ -17,14 +17,14 @@ from radix_runtime.layers.cpu_decoder import CpuDecoder
 from radix_runtime.layers.mla import LatentAttention
 from radix_runtime.layers.moe import Experts, SparseMoe
 from radix_runtime.layers.weight import weight_bytes
-from radix_runtime.quantization.at_load import AtLoad
 from radix_runtime.quantization.base import LinearMethod
 from radix_runtime.quantization.config import LayerKind
-from radix_runtime.quantization.dense import Int4Method, Int8Method, PlainMethod
+from radix_runtime.quantization.dense import Int4Method, Int8Method
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Mla
 from tests.runtime.family_models import Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
+from tests.runtime.stacked_format import StackedAtLoad, StackedMethod
 from tests.runtime.tiny_models import (
     Driver,
     Sequence,
@@ -35,17 +35,6 @@ from tests.runtime.tiny_models import (
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
-
-
-class StackedMethod(PlainMethod):
-    """As a GPU holds experts."""
-
-    stacks_experts = True
-
-
-class StackedAtLoad(AtLoad):
-    def linear(self) -> LinearMethod:
-        return StackedMethod()
 
 
 @pytest.fixture

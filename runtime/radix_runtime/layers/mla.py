@@ -43,9 +43,14 @@ def merges_inputs(ctx: BuildContext, spec: Mla) -> bool:
     small product costs as much as its launch, and where both are held in the compute type."""
     if ctx.device.type == "cpu" or (spec.bias and spec.query_latent_dim is None):
         return False
-    names = ("q_proj" if spec.query_latent_dim is None else "q_a_proj", "kv_a_proj_with_mqa")
+    names = (_query_name(spec), "kv_a_proj_with_mqa")
     methods = [ctx.at(name).method_for(LayerKind.LINEAR) for name in names]
     return all(method.is_plain for method in methods)
+
+
+def _query_name(spec: Mla) -> str:
+    """What a checkpoint calls the product that queries, or their latent values, come from."""
+    return "q_proj" if spec.query_latent_dim is None else "q_a_proj"
 
 
 class LatentAttention(Layer, Fusible):
@@ -116,15 +121,13 @@ class LatentAttention(Layer, Fusible):
             return
         comm = ctx.communicator
         queries = Block.share(width, comm.rank, comm.world_size)
-        name = "q_proj"
         if spec.query_latent_dim is not None:
             queries = Block.whole(spec.query_latent_dim)
-            name = "q_a_proj"
         latent = Block.whole(spec.latent_dim + spec.rope_dim)
         self.inputs = MergedLinear(
             ctx.at("inputs"),
             in_features=hidden_size,
-            blocks={name: queries, "kv_a_proj_with_mqa": latent},
+            blocks={_query_name(spec): queries, "kv_a_proj_with_mqa": latent},
             bias=spec.bias,
         )
 

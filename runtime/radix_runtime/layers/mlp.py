@@ -32,7 +32,6 @@ class GatedMLP(Fusible):
             reduce=reduce,
         )
         self.activation = spec.activation
-        self.width = spec.width  # of all ranks
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, *, reduce: bool = True

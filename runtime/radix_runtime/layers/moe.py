@@ -99,8 +99,8 @@ class Experts(nn.ModuleDict):
         second = {expert.down_proj.method for expert in self._experts}
         self._packs = all(method.packs_experts for method in first | second)
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in first | second):
-            if shared is not None and self._takes_shared(first | second, spec, shared):
-                self.num_shared = shared.width // spec.width
+            if spec.shared is not None and self._takes_shared(first | second, spec, shared):
+                self.num_shared = spec.shared.mlp.width // spec.width
             self._stack(ctx.device, first, second)
         if spec.bias:
             self._biases = self._stack_biases()
@@ -139,14 +139,15 @@ class Experts(nn.ModuleDict):
             expert.gate_up_proj.put_in(self._stacks[0], index)
             expert.down_proj.put_in(self._stacks[1], index)
 
-    def _takes_shared(self, methods: set[LinearMethod], spec: Moe, shared: GatedMLP) -> bool:
+    def _takes_shared(self, methods: set[LinearMethod], spec: Moe, shared: GatedMLP | None) -> bool:
         """Whether the kernel of these experts may multiply by the shared one too, as further
         experts of their width: one launch less for each of its products."""
-        assert spec.shared is not None
+        assert spec.shared is not None and shared is not None
         methods = methods | {shared.gate_up_proj.method, shared.down_proj.method}
         is_plain = all(method.is_plain for method in methods) and not self._has_terms
-        is_alike = spec.shared.mlp == Mlp(width=shared.width)  # silu, as theirs is without terms
-        divides = shared.width % spec.width == 0
+        width = spec.shared.mlp.width
+        is_alike = spec.shared.mlp == Mlp(width=width)  # silu, as theirs is without terms
+        divides = width % spec.width == 0
         is_alone = self._expert_map is None
         return is_plain and is_alike and divides and is_alone and not spec.shared.gated
 
@@ -313,7 +314,6 @@ class SparseMoe(Layer, Fusible):
         is_gated = self.shared_expert_gate is not None
         self.special_ops = (experts_op, "topk_sigmoid") if is_gated else (experts_op,)
         self._spec = spec
-        self._device = ctx.device
         self._communicator = ctx.communicator
 
     def complete(self) -> None:
@@ -321,7 +321,7 @@ class SparseMoe(Layer, Fusible):
         self.experts.complete()
         if self.experts.num_shared and self.shared_expert is not None:
             self.experts.take_shared(self.shared_expert)
-            self.gate.add_shared(self.experts.num_shared, self._device)
+            self.gate.add_shared(self.experts.num_shared, self.experts.shared_w1.device)
             self.shared_expert = None
         if self.experts.needs_loop:
             self.slow = "experts of this format, one after the other"
