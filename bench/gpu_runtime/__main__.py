@@ -33,7 +33,7 @@ from .models import model_folder
 from .process import ROOT, ArmProcess, Failed
 from .report import markdown, short
 from .serving import Load, ServerProcess, table_loads
-from .stages import STEP_CONTEXT, Figures, Stage, table_stages
+from .stages import STEP_PROMPT, Figures, Stage, table_stages
 
 _WORKLOAD = ROOT / "bench/serving/workloads/offline256.json"
 _CONVERSATIONS = ROOT / "bench/serving/workloads/sharegpt1000.json"
@@ -97,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="works whose kind or name has it")
     parser.add_argument(
         "--batches", type=int, nargs="+", default=_BATCHES, help="rows of the decode steps"
+    )
+    parser.add_argument(
+        "--step-prompt",
+        type=int,
+        default=STEP_PROMPT,
+        metavar="TOKENS",
+        help="of every row before the decode steps (with --context and --patience if long)",
     )
     parser.add_argument("--repeats", type=int, help="of every work")
     parser.add_argument(
@@ -207,7 +214,7 @@ def _floor(work: Any, folder: Path, args: argparse.Namespace) -> Figures:
         return {}
     if shape.model_type not in DENSE:
         return {}
-    return {"floor_ms": decode_floor_ms(shape, work.size, context=STEP_CONTEXT, gpu=gpu)}
+    return {"floor_ms": decode_floor_ms(shape, work.size, context=work.step_context, gpu=gpu)}
 
 
 def _loads(args: argparse.Namespace) -> list[Load]:
@@ -216,7 +223,7 @@ def _loads(args: argparse.Namespace) -> list[Load]:
 
 
 def _stages(args: argparse.Namespace) -> list[Stage]:
-    stages = table_stages(args.workload, args.batches)
+    stages = table_stages(args.workload, args.batches, args.step_prompt)
     if args.only:
         stages = [
             stage

@@ -19,9 +19,8 @@ from .contender import Contender, Launch, Prompt
 
 Figures = dict[str, Any]
 
-_SHORTEST = 600  # tokens of every row before the measured decode steps
+STEP_PROMPT = 600  # tokens of every row before the measured decode steps
 _STEPS = 80  # of them
-STEP_CONTEXT = _SHORTEST + _STEPS // 2  # tokens of a row in them, on average
 _IDS = 10_000  # prompt ids of the workload's request i: random.Random(i).randrange(this)
 _BATCH1_PROMPT = 128
 _SHARED = 2048  # tokens of the system prompt that all requests share
@@ -32,7 +31,7 @@ _seeds = itertools.count(1 << 32)
 @dataclass(frozen=True)
 class Stage:
     """A work by its name. After `limit` seconds it is given up; `size` is what `kind` counts: rows,
-    prompt tokens, output tokens or requests."""
+    prompt tokens, output tokens or requests. `prompt`: tokens of every row before decode steps."""
 
     name: str
     kind: str
@@ -40,21 +39,33 @@ class Stage:
     size: int = 0
     repeats: int = 3
     workload: str = ""
+    prompt: int = STEP_PROMPT
+
+    @property
+    def step_context(self) -> int:
+        """Tokens of a row in the measured decode steps, on average."""
+        return self.prompt + _STEPS // 2
 
     def run(self, model: Contender) -> Figures:
         """Measures. Raises what the engine raises."""
         return _KINDS[self.kind](self, model)
 
 
-def table_stages(workload: Path, batches: Sequence[int]) -> list[Stage]:
-    """The rows of the speed table, short ones first; decode steps of `batches` rows."""
+def table_stages(
+    workload: Path, batches: Sequence[int], step_prompt: int = STEP_PROMPT
+) -> list[Stage]:
+    """The rows of the speed table, short ones first; decode steps of `batches` rows, each behind a
+    prompt of `step_prompt` tokens."""
     return [
         Stage(name="batch-1 decode", kind="batch1", limit=25, size=256),
         *(
             Stage(name=f"TTFT {n}", kind="ttft", limit=10, size=n, repeats=7)
             for n in (128, 1024, 4000)
         ),
-        *(Stage(name=f"decode step {n}", kind="step", limit=25, size=n) for n in batches),
+        *(
+            Stage(name=f"decode step {n}", kind="step", limit=25, size=n, prompt=step_prompt)
+            for n in batches
+        ),
         *(Stage(name=f"GPU idle {n}", kind="idle", limit=15, size=n) for n in (1, 64, 256)),
         Stage(name="offline", kind="offline", limit=60, workload=str(workload)),
         Stage(name="shared prompt", kind="shared", limit=30, size=512),
@@ -83,13 +94,13 @@ def _ttft(stage: Stage, model: Contender) -> Figures:
 
 
 def _step(stage: Stage, model: Contender) -> Figures:
-    """Milliseconds of a decode step of `size` rows, every row between 600 and 680 tokens.
+    """Milliseconds of a decode step of `size` rows, every row within 80 tokens of its prompt.
 
     `mean_ms` is the same for all engines: the time of 81 greedy tokens a row, with the prompts in
     the prefix cache, without that of one token, by 80. `period_ms`, where the engine tells when it
     launches steps, is the median from launch to launch.
     """
-    prompts = [_prompt(model, _SHORTEST) for _ in range(stage.size)]
+    prompts = [_prompt(model, stage.prompt) for _ in range(stage.size)]
     one = [1] * stage.size
     _seconds(model, prompts, one)  # brings the prompts into the cache
     means = []
@@ -99,7 +110,7 @@ def _step(stage: Stage, model: Contender) -> Figures:
         with model.launches() as seen:
             seconds = _seconds(model, prompts, [_STEPS + 1] * stage.size)
         means.append(1e3 * (seconds - first) / _STEPS)
-        steps.append(_full(seen, stage.size))
+        steps.append(_full(seen, stage))
     figures: Figures = {"mean_ms": means}
     if seen:
         if min(len(full) for full in steps) < 2:
@@ -112,14 +123,14 @@ def _step(stage: Stage, model: Contender) -> Figures:
     return figures
 
 
-def _full(seen: Sequence[Launch], rows: int) -> list[Launch]:
-    """The steps that decode all rows and do nothing else, all between 600 and 680 tokens."""
+def _full(seen: Sequence[Launch], stage: Stage) -> list[Launch]:
+    """The steps that decode all rows and do nothing else, all within 80 tokens of the prompts."""
     return [
         step
         for step in seen
-        if step.decode_rows == step.rows == rows
-        and step.shortest >= _SHORTEST
-        and step.longest <= _SHORTEST + _STEPS
+        if step.decode_rows == step.rows == stage.size
+        and step.shortest >= stage.prompt
+        and step.longest <= stage.prompt + _STEPS
     ]
 
 
@@ -129,7 +140,7 @@ def _median_gap(times: Sequence[float]) -> float:
 
 def _idle(stage: Stage, model: Contender) -> Figures:
     """Microseconds from the end of a decode step to the start of the next on the device."""
-    prompts = [_prompt(model, _SHORTEST) for _ in range(stage.size)]
+    prompts = [_prompt(model, stage.prompt) for _ in range(stage.size)]
     _seconds(model, prompts, [1] * stage.size)
     with model.device_gaps() as gaps:
         _seconds(model, prompts, [_STEPS + 1] * stage.size)

@@ -41,7 +41,7 @@ def test_the_table_of_a_tiny_model(tiny: Path, tmp_path: Path) -> None:
     workload = tmp_path / "workload.json"
     workload.write_text(json.dumps({"requests": [[5, 3], [40, 1], [7, 6]]}))
     sizes = "--max-rows 4 --chunk 512 --context 1024 --repeats 2 --batches 1 3".split()
-    sizes += ["--start-seconds", "120", "--patience", "2"]
+    sizes += ["--start-seconds", "120", "--patience", "2", "--step-prompt", "300"]
     works = ["--only", "batch-1", "TTFT 128", "step", "offline"]
     argv = [str(tiny), "--arm", f"radix:{_CPU}", *sizes, *works, "--workload", str(workload)]
     command = [sys.executable, "-m", "bench.gpu_runtime", *argv, "--json", str(file)]
@@ -65,6 +65,7 @@ def test_the_table_of_a_tiny_model(tiny: Path, tmp_path: Path) -> None:
     assert [r * s for r, s in zip(rate, seconds, strict=True)] == pytest.approx([10, 10])
     assert "| tiny | radix | floor |" in found.stdout
     floor = rows["decode step 3"]["floor_ms"]
+    assert floor == decode_floor_ms(ModelShape.read(tiny), 3, context=340, gpu=Gpu())
     row = f"| decode step 3 | {short(rows['decode step 3'])} | {floor:.2f} ms |"
     assert row in found.stdout
 

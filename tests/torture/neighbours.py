@@ -1,7 +1,8 @@
 """Each bad input beside a stream of another client: what the stream's tokens wait for.
 
-`python -m tests.torture --only neighbours`. Quiet stretches and stretches with the input sent
-again and again take turns, so that what else the machine does falls on both.
+`python -m tests.torture --only neighbours`. Quiet stretches, stretches with the input sent again
+and again, and stretches with as many ordinary calls take turns, so that what else the machine does
+falls on all three: a bad input should cost a neighbour no more than an ordinary call.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Row:
     answers: list[float] = field(default_factory=list)
     quiet: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
+    ordinary: list[float] = field(default_factory=list)  # beside as many ordinary calls
 
     def line(self) -> str:
         """A row of the table, in milliseconds."""
         cells = [str(len(self.answers))]
-        cells += [_spread(times) for times in (self.answers, self.quiet, self.beside)]
+        times = (self.answers, self.quiet, self.beside, self.ordinary)
+        cells += [_spread(each) for each in times]
         return f"| {self.name} | {' | '.join(cells)} |"
 
 
@@ -99,27 +102,48 @@ def _post(port: int, path: str, body: bytes) -> socket.socket:
 
 def _attack(pipe: Connection, port: int) -> None:
     """A process of its own, so that the reader of the stream is not held up by what it sends:
-    answers each (input, seconds) with the times of its answers and what was wrong with them. A real
+    answers each (input, seconds) with the times of its answers and what was wrong with them, and
+    each (number, seconds) when so many ordinary calls have been spread over that time. A real
     client has a machine of its own, so this one yields the CPU to the server and to the reader."""
     os.nice(19)
-    harmless = json.dumps(chat("hello")).encode()
     while (order := pipe.recv()) is not None:
-        bad, seconds = order
-        data = bad.raw(f"localhost:{port}")
-        times: list[float] = []
-        wrong: list[str] = []
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            start = time.perf_counter()
-            answer = answer_of(port, data)
-            times.append(time.perf_counter() - start)
-            if f" {bad.status} ".encode() not in answer[:16] or bad.code.encode() not in answer:
-                wrong.append(f"{bad.name}: {answer[:300]!r}")
-            if bad.kills_template:  # three in a row, and the template is given up
-                with _post(port, CHAT, harmless) as connection:
-                    connection.recv(1 << 16)
-            time.sleep(_PAUSE)
-        pipe.send((times, wrong))
+        what, seconds = order
+        if isinstance(what, BadInput):
+            pipe.send(_bad_calls(port, what, seconds))
+        else:
+            _ordinary_calls(port, what, seconds)
+            pipe.send(None)
+
+
+def _bad_calls(port: int, bad: BadInput, seconds: float) -> tuple[list[float], list[str]]:
+    data = bad.raw(f"localhost:{port}")
+    times: list[float] = []
+    wrong: list[str] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        start = time.perf_counter()
+        answer = answer_of(port, data)
+        times.append(time.perf_counter() - start)
+        if f" {bad.status} ".encode() not in answer[:16] or bad.code.encode() not in answer:
+            wrong.append(f"{bad.name}: {answer[:300]!r}")
+        if bad.kills_template:  # three in a row, and the template is given up
+            _ordinary_call(port)
+        time.sleep(_PAUSE)
+    return times, wrong
+
+
+def _ordinary_calls(port: int, count: int, seconds: float) -> None:
+    begin = time.monotonic()
+    for i in range(count):
+        time.sleep(max(0.0, begin + seconds * i / count - time.monotonic()))
+        _ordinary_call(port)
+    time.sleep(max(0.0, begin + seconds - time.monotonic()))
+
+
+def _ordinary_call(port: int) -> None:
+    with _post(port, CHAT, json.dumps(chat("hello")).encode()) as connection:
+        while connection.recv(1 << 16):
+            pass
 
 
 def neighbours(seconds: float) -> list[str]:
@@ -154,7 +178,7 @@ def neighbours(seconds: float) -> list[str]:
 
 
 def _turns(bad: BadInput, row: Row, neighbour: Neighbour, pipe: Connection) -> list[str]:
-    """A quiet stretch, then one beside the input."""
+    """A quiet stretch, one beside the input, one beside as many ordinary calls."""
     neighbour.gaps = []
     time.sleep(_STRETCH)
     row.quiet += neighbour.gaps
@@ -163,12 +187,18 @@ def _turns(bad: BadInput, row: Row, neighbour: Neighbour, pipe: Connection) -> l
     times, wrong = pipe.recv()
     row.beside += neighbour.gaps
     row.answers += times
+    neighbour.gaps = []
+    calls = 2 * len(times) if bad.kills_template else len(times)
+    pipe.send((calls, _STRETCH))
+    pipe.recv()
+    row.ordinary += neighbour.gaps
     return list(wrong)
 
 
 def _print_table(rows: dict[str, Row]) -> None:
-    print("| bad input | sent | answered in, ms | neighbour's token, ms | beside it, ms |")
-    print("|---|--:|--:|--:|--:|")
+    columns = ("sent", "answered in, ms", "neighbour's token, ms", "beside it, ms")
+    print(f"| bad input | {' | '.join(columns)} | beside ordinary calls, ms |")
+    print("|---|--:|--:|--:|--:|--:|")
     for row in rows.values():
         print(row.line())
     print("\np50 / p99; `answered in` from the first byte sent to the last one read")
