@@ -1,5 +1,5 @@
-"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--shapes TEXT...] [--peers]
-[--json F]`.
+"""`python -m bench.kernels FAMILY... [--backend cpu|cuda] [--dtype D] [--ops TEXT...]
+[--shapes TEXT...] [--peers] [--json F]`.
 
 Prints for each op and shape: our median and its range, GB/s, TFLOP/s, the share of the measured
 machine limit that bounds the op, and how many times faster than each peer we are; "in cache" where
@@ -43,7 +43,7 @@ def main() -> None:
     rows = []
     for name in names:
         for case in FAMILIES[name](device, dtype):
-            if args.shapes and not any(text in case.shape for text in args.shapes):
+            if not (_is_asked(case.op, args.ops) and _is_asked(case.shape, args.shapes)):
                 continue
             memory, arithmetic = _least_seconds(case, limits)
             seconds = {"arm_seconds": args.arm_seconds, "slow_seconds": args.slow_seconds}
@@ -52,7 +52,18 @@ def main() -> None:
             if args.json:  # after each row: a run that is cut short keeps what it has
                 Path(args.json).write_text(json.dumps(_report(rows, limits), indent=1))
     if not rows:
-        sys.exit("no case: no shape contains " + " or ".join(args.shapes or ["anything"]))
+        sys.exit(_nothing(args))
+
+
+def _is_asked(name: str, texts: list[str] | None) -> bool:
+    return not texts or any(text in name for text in texts)
+
+
+def _nothing(args: argparse.Namespace) -> str:
+    """Why no case was left."""
+    asked = {"op": args.ops, "shape": args.shapes}
+    said = [f"no {what} contains {' or '.join(texts)}" for what, texts in asked.items() if texts]
+    return "no case: " + (", or ".join(said) or "the family has none on this backend")
 
 
 def _parse() -> argparse.Namespace:
@@ -60,6 +71,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("family", nargs="+", choices=[*FAMILIES, "all"])
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--ops", nargs="+", help="only ops whose name contains one of these texts")
     parser.add_argument("--shapes", nargs="+", help="only shapes that contain one of these texts")
     parser.add_argument("--threads", type=int, help="CPU threads, for us and the peers")
     parser.add_argument(

@@ -123,13 +123,14 @@ def test_products(vllm: Vllm, kind: str, names: int) -> None:
         assert weight.multiply(x, weight.codes.clone(), weight.scales.clone()).shape == (3, 384)
 
 
-@pytest.mark.parametrize("biases", [False, True], ids=["int4", "mxfp4"])
-def test_experts(vllm: Vllm, biases: bool) -> None:
+@pytest.mark.parametrize("kind", ["int4", "int8", "mxfp4"])
+def test_experts(vllm: Vllm, kind: str) -> None:
     """MXFP4 with sizes that vLLM rounds up for Marlin, x with them."""
+    biases = kind == "mxfp4"
     sizes = ExpertSizes(
         device=CPU,
         dtype=torch.bfloat16,
-        kind="mxfp4" if biases else "int4",
+        kind=kind,
         group=32 if biases else 128,
         experts=4,
         topk=2,

@@ -20,6 +20,7 @@ from .mla import mla
 from .moe import moe
 from .packed_experts import packed_experts
 from .pointwise import pointwise
+from .quantize import quantize
 from .quantized import quantized
 from .quantized_experts import quantized_experts
 from .sampling import sampling
@@ -29,6 +30,7 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "pointwise": pointwise,
     "linear": linear,
     "gemm": gemm,
+    "quantize": quantize,
     "quantized": quantized,
     "layer": layer,
     "attention": attention,

@@ -41,7 +41,8 @@ def gemm(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     yield from _fp8_cases(device)
     for n, k, tokens in SCALED:
         for m in tokens:
-            yield _int8(device, m, n, k)
+            yield int8_case(device, m, n, k, shifted=False)
+            yield int8_case(device, m, n, k, shifted=True)
 
 
 def _dense_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -160,16 +161,32 @@ def _scaled(device: torch.device, m: int, n: int, k: int, fast: bool) -> Case:
     )
 
 
-def _int8(device: torch.device, m: int, n: int, k: int) -> Case:
-    """Scales of rows and columns."""
+def int8_case(device: torch.device, m: int, n: int, k: int, *, shifted: bool) -> Case:
+    """Scales of rows and columns. shifted: of tokens with zero points."""
 
     def make() -> tuple[torch.Tensor, ...]:
         a, b = (
             torch.randint(-127, 128, (rows, k), device=device, dtype=torch.int8) for rows in (m, n)
         )
         scales = (torch.rand(m, 1, device=device) + 0.5, torch.rand(1, n, device=device) + 0.5)
-        return a, b.t(), *scales
+        if not shifted:
+            return a, b.t(), *scales
+        azp = torch.randint(-128, 128, (m, 1), device=device, dtype=torch.int32)
+        return a, b.t(), *scales, azp, b.sum(1, dtype=torch.int32)
 
+    return Case(
+        op="int8_scaled_mm" + (" azp" if shifted else ""),
+        shape=f"{m}x{n}x{k}",
+        dtype=torch.int8,
+        bytes=n * k + m * k + 2 * m * n,
+        flops=2 * m * n * k,
+        make_inputs=make,
+        contenders=_shifted_int8() if shifted else _symmetric_int8(m),
+        limit="read",
+    )
+
+
+def _symmetric_int8(m: int) -> dict[str, Contender]:
     def ours(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> torch.Tensor:
         return rk.int8_scaled_mm(a, b, sa, sb, static_weight=True)
 
@@ -183,16 +200,20 @@ def _int8(device: torch.device, m: int, n: int, k: int) -> Case:
         contenders["vLLM CUTLASS"] = lambda a, b, sa, sb: vllm.cutlass_scaled_mm(
             a, b, sa, sb, torch.bfloat16
         )
-    return Case(
-        op="int8_scaled_mm",
-        shape=f"{m}x{n}x{k}",
-        dtype=torch.int8,
-        bytes=n * k + m * k + 2 * m * n,
-        flops=2 * m * n * k,
-        make_inputs=make,
-        contenders=contenders,
-        limit="read",
-    )
+    return contenders
+
+
+def _shifted_int8() -> dict[str, Contender]:
+    contenders: dict[str, Contender] = {
+        "radix": lambda a, b, sa, sb, azp, sums: rk.int8_scaled_mm(
+            a, b, sa, sb, azp=azp, b_sums=sums, static_weight=True
+        ),
+    }
+    if vllm := peers.load("vllm._custom_ops"):
+        contenders["vLLM CUTLASS"] = lambda a, b, sa, sb, azp, sums: vllm.cutlass_scaled_mm_azp(
+            a, b, sa, sb, torch.bfloat16, sums, azp
+        )
+    return contenders
 
 
 def _blockwise(device: torch.device, m: int, n: int, k: int) -> Case:

@@ -1,5 +1,5 @@
-"""Experts of 4 bits on Hopper, at the shapes of real models, beside our products of the same in
-bf16."""
+"""Experts of 4 and 8 bits on Hopper, at the shapes of real models, beside our products of the same
+in bf16."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from ..harness import Case, Contender
 from .quantized_peers import ExpertSizes
 
 _TILE = 64  # rows and k of a tile of Hopper's layout
+_BITS = {"int4": 4, "int8": 8, "mxfp4": 4}
+# How far codes are from 0, about.
+_SPREAD = {"int4": 6, "int8": 96}
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """A layer's experts; scale_dtype: of groups of `group`. biases: with the clamped SwiGLU, as
     gpt-oss has them."""
 
@@ -38,20 +41,21 @@ class _Layer:
     def packed(self) -> rk.PackedExperts:
         """Random codes in the layout itself."""
         return rk.PackedExperts(
-            w1=tuple(self._weight(2 * self.inter, self.hidden) for _ in range(self.experts)),
-            w2=tuple(self._weight(self.hidden, self.inter) for _ in range(self.experts)),
+            w1=tuple(self.weight(2 * self.inter, self.hidden) for _ in range(self.experts)),
+            w2=tuple(self.weight(self.hidden, self.inter) for _ in range(self.experts)),
         )
 
-    def _weight(self, n: int, k: int) -> rk.PackedWeight:
+    def weight(self, n: int, k: int) -> rk.PackedWeight:
+        """[n, k] of random codes."""
         rows = -(-n // _TILE)
-        codes = rows * -(-k // _TILE) * _TILE * _TILE // 2
+        codes = rows * -(-k // _TILE) * _TILE * _TILE * _BITS[self.kind] // 8
         scales = rows * -(-k // self.group) * _TILE
         data = torch.randint(256, (codes,), device=self.device, dtype=torch.uint8)
         if self.kind == "mxfp4":
             parts = torch.randint(116, 120, (scales,), device=self.device, dtype=torch.uint8)
         else:
-            drawn = torch.rand(scales, device=self.device).to(torch.bfloat16) / (6 * k**0.5)
-            parts = drawn.view(torch.uint8)
+            drawn = torch.rand(scales, device=self.device) / (_SPREAD[self.kind] * k**0.5)
+            parts = drawn.to(torch.bfloat16).view(torch.uint8)
         return rk.PackedWeight(
             data=torch.cat((data, parts)),
             layout="fragments64",
@@ -99,47 +103,55 @@ class _Layer:
 
 
 def quantized_experts(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """GPU only: Qwen3-30B-A3B in INT4 (groups of 128) and gpt-oss-20b in MXFP4."""
+    """GPU only: Qwen3-30B-A3B in INT4 and INT8 (groups of 128), gpt-oss-20b in MXFP4."""
     if device.type != "cuda":
         return
-    yield from _cases(
-        _Layer(
-            name="int4 g128",
-            experts=128,
-            topk=8,
-            hidden=2048,
-            inter=768,
-            kind="int4",
-            group=128,
-            biases=False,
-            tokens=(1, 16, 64, 512, 4096),
-            device=device,
-            dtype=dtype,
-        )
-    )
-    yield from _cases(
-        _Layer(
-            name="mxfp4",
-            experts=32,
-            topk=4,
-            hidden=2880,
-            inter=2880,
-            kind="mxfp4",
-            group=32,
-            biases=True,
-            tokens=(1, 16, 64, 512, 4096),
-            device=device,
-            dtype=dtype,
-        )
+    for kind in ("int4", "int8"):
+        yield from cases(qwen_experts(kind, device, dtype))
+    yield from cases(_gpt_oss_experts(device, dtype))
+
+
+def qwen_experts(kind: str, device: torch.device, dtype: torch.dtype) -> Layer:
+    """Qwen3-30B-A3B."""
+    return Layer(
+        name=f"{kind} g128",
+        experts=128,
+        topk=8,
+        hidden=2048,
+        inter=768,
+        kind=kind,
+        group=128,
+        biases=False,
+        tokens=(1, 16, 64, 512, 4096),
+        device=device,
+        dtype=dtype,
     )
 
 
-def _cases(layer: _Layer) -> Iterator[Case]:
+def _gpt_oss_experts(device: torch.device, dtype: torch.dtype) -> Layer:
+    """gpt-oss-20b."""
+    return Layer(
+        name="mxfp4",
+        experts=32,
+        topk=4,
+        hidden=2880,
+        inter=2880,
+        kind="mxfp4",
+        group=32,
+        biases=True,
+        tokens=(1, 16, 64, 512, 4096),
+        device=device,
+        dtype=dtype,
+    )
+
+
+def cases(layer: Layer) -> Iterator[Case]:
+    """A row for each number of tokens."""
     for tokens in layer.tokens:
         yield _case(layer, tokens)
 
 
-def _case(layer: _Layer, tokens: int) -> Case:
+def _case(layer: Layer, tokens: int) -> Case:
     def make() -> tuple[torch.Tensor, ...]:
         x = torch.randn(tokens, layer.hidden, device=layer.device, dtype=layer.dtype)
         logits = torch.randn(tokens, layer.experts, device=layer.device)
@@ -162,7 +174,7 @@ def _case(layer: _Layer, tokens: int) -> Case:
     )
 
 
-def _contenders(layer: _Layer) -> dict[str, Contender]:
+def _contenders(layer: Layer) -> dict[str, Contender]:
     def radix(
         x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor
     ) -> torch.Tensor:

@@ -219,7 +219,7 @@ OPS = (
     OpSpec(
         name="per_token_quant_fp8", module="quantize", dtypes=FLOATS,
         kernels=(_QUANT_ROWS,),
-        doc="gemm.md", test="test_quantize.py", bench="layer",
+        doc="gemm.md", test="test_quantize.py", bench="quantize",
     ),
     OpSpec(
         name="per_token_group_quant", module="quantize", dtypes=FLOATS,
@@ -229,27 +229,27 @@ OPS = (
     OpSpec(
         name="silu_and_mul_quant_fp8", module="quantize", dtypes=FLOATS,
         kernels=(_QUANT_ROWS,),
-        doc="gemm.md", test="test_quantize.py", bench="layer",
+        doc="gemm.md", test="test_quantize.py", bench="quantize",
     ),
     OpSpec(
         name="rmsnorm_quant_fp8", module="quantize", dtypes=FLOATS,
         kernels=(Kernel(name="rmsnorm_quant_fp8", family="quantize", libraries=_GPUS),),
-        doc="gemm.md", test="test_quantize.py", bench="layer",
+        doc="gemm.md", test="test_quantize.py", bench="quantize",
     ),
     OpSpec(
         name="per_token_quant_int8", module="quantize_int8", dtypes=FLOATS,
         kernels=(_QUANT_ROWS_INT8,),
-        doc="gemm.md", test="test_quantize_int8.py",
+        doc="gemm.md", test="test_quantize_int8.py", bench="quantize",
     ),
     OpSpec(
         name="silu_and_mul_quant_int8", module="quantize_int8", dtypes=FLOATS,
         kernels=(_QUANT_ROWS_INT8,),
-        doc="gemm.md", test="test_quantize_int8.py",
+        doc="gemm.md", test="test_quantize_int8.py", bench="quantize",
     ),
     OpSpec(
         name="rmsnorm_quant_int8", module="quantize_int8", dtypes=FLOATS,
         kernels=(Kernel(name="rmsnorm_quant_int8", family="quantize", libraries=_GPUS),),
-        doc="gemm.md", test="test_quantize_int8.py",
+        doc="gemm.md", test="test_quantize_int8.py", bench="quantize",
     ),
     OpSpec(
         name="embedding", module="linear", dtypes=FLOATS,
