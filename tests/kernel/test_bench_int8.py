@@ -32,8 +32,8 @@ pytestmark = pytest.mark.cpu_only
 
 
 class Vllm:
-    """Stands in for `vllm._custom_ops`: the checks of vLLM 0.26's INT8 ops, their results by
-    ours."""
+    """Stands in for `vllm._custom_ops`, with its signatures: products take what CUTLASS's can, and
+    quantizations are ours."""
 
     def cutlass_scaled_mm(
         self, a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any
