@@ -11,7 +11,7 @@ from ..attention.base import AttentionSpec
 from ..batch import ForwardBatch
 from ..families.tensor_views import TensorSource
 from ..memory.kv_pool import KVPool
-from ..quantization.base import meta_parameter
+from ..quantization.base import Input, meta_parameter
 from ..quantization.params import Part
 from ..specs import AllHeadsNorm, Gqa, HeadNorm, PositionScale
 from .base import BuildContext, Fusible, Layer, check_shape
@@ -123,7 +123,7 @@ class Attention(Layer, Fusible):
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Input,
         residual: torch.Tensor | None,
         batch: ForwardBatch,
         *,
@@ -135,7 +135,7 @@ class Attention(Layer, Fusible):
         out_product = self.o_proj if reduce else self.o_proj.part
         return out_product(self._attend(hidden, batch), residual)
 
-    def _attend(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def _attend(self, hidden: Input, batch: ForwardBatch) -> torch.Tensor:
         """What this rank's heads attend to, [T, heads * head_dim], of hidden's dtype."""
         spec = self.spec
         pool = batch.kv_pool

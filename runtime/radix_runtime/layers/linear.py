@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ..quantization.base import Input
 from ..quantization.config import LayerKind
 from ..quantization.params import Block, LinearShape, Part
 from .base import BuildContext, Fusible
@@ -40,7 +41,7 @@ class _Linear(WeightLayer, Fusible):
         """This rank's rows of a checkpoint tensor."""
         return self.shape.parts[part]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Input) -> torch.Tensor:
         """x [T, in_features] -> [T, sum(sizes)]."""
         return self.method.apply(self, x, bias=self.bias)
 
@@ -139,7 +140,7 @@ class RowParallelLinear(_Linear):
         super().__init__(ctx, share, blocks, bias=bias, kind=kind)
         self._reduce = reduce
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: Input, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, this rank's inputs] -> [T, out_features], the same on every rank, or this rank's
         part of the sum. residual [T, out_features] is added; its memory may become the result."""
         out = self.part(x, residual)
@@ -150,7 +151,7 @@ class RowParallelLinear(_Linear):
         """Whether it is this rank that adds the bias."""
         return self.bias is not None and self._communicator.rank == 0
 
-    def part(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def part(self, x: Input, residual: torch.Tensor | None = None) -> torch.Tensor:
         """This rank's part of the sum that `forward` gives."""
         if self._communicator.rank == 0:
             return self.method.apply(self, x, bias=self.bias, residual=residual)

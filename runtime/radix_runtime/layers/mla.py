@@ -35,7 +35,9 @@ class HeadProducts(nn.Module):
         if self.packed is not None:  # a row's bits do not depend on the batch
             return ops.linear_heads(x, self.packed)
         assert self.stacked is not None
-        return torch.bmm(x.transpose(0, 1), self.stacked).transpose(0, 1)
+        out = x.new_empty(*x.shape[:2], self.stacked.shape[2])
+        torch.bmm(x.transpose(0, 1), self.stacked, out=out.transpose(0, 1))
+        return out
 
 
 def merges_inputs(ctx: BuildContext, spec: Mla) -> bool:
@@ -200,8 +202,10 @@ class LatentAttention(Layer, Fusible):
             is_neox=not spec.rope.interleaved,
         )
         ops.store_mla_kv(latent, rotary, cache, batch.slot_mapping)
-        out = hidden.new_empty(len(hidden), self.latent_spec.num_heads, spec.value_dim)
         decoding = batch.num_decode_tokens
+        if decoding == len(hidden):
+            return self._decode(q, batch).flatten(1)
+        out = hidden.new_empty(len(hidden), self.latent_spec.num_heads, spec.value_dim)
         if decoding:
             out[:decoding] = self._decode(q[:decoding], batch)
         if decoding < len(hidden):

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..quantization.base import Input
 from ..specs import Mlp
 from .activation import apply_activation
 from .base import BuildContext, Fusible
@@ -34,14 +35,17 @@ class GatedMLP(Fusible):
         self.activation = spec.activation
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, *, reduce: bool = True
+        self, x: Input, residual: torch.Tensor | None = None, *, reduce: bool = True
     ) -> torch.Tensor:
         """residual + the MLP of x, both [T, hidden_size]; residual's memory may become the result.
         `reduce`: False leaves the sum over the ranks to the caller."""
-        projection = self.gate_up_proj
-        if self.activation == "silu" and projection.bias is None:
-            gated = projection.method.apply_silu_and_mul(projection, x)
-        else:
-            gated = apply_activation(self.activation, projection(x))
         down_product = self.down_proj if reduce else self.down_proj.part
-        return down_product(gated, residual)
+        return down_product(self._gated(x), residual)
+
+    def _gated(self, x: Input) -> Input:
+        projection = self.gate_up_proj
+        if self.activation != "silu":
+            return apply_activation(self.activation, projection(x))
+        if projection.bias is None and not self.down_proj.method.quantizes_x:
+            return projection.method.apply_silu_and_mul(projection, x)
+        return self.down_proj.method.gated(projection(x))

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from .. import ops
+from ..quantization.base import Input
 from ..quantization.config import LayerKind
 from ..quantization.params import Outputs, ParamSpec
 from ..specs import (
@@ -77,7 +78,7 @@ class SoftmaxGate(_Gate):
 class _WideGate(_Gate):
     """Logits in float32; nothing of it is ever quantized."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Input) -> torch.Tensor:
         """x [T, in_features] -> logits float32 [T, num_experts]."""
         return self.method.apply(self, x, out_dtype=torch.float32)
 

@@ -12,12 +12,12 @@ from ..layers.attention import Attention
 from ..layers.base import BuildContext, Fusible
 from ..layers.cpu_decoder import CpuDecoder
 from ..layers.embedding import VocabParallel
+from ..layers.fused_norms import FusedNorms
 from ..layers.gpu_decoder import GpuDecoder
 from ..layers.mla import LatentAttention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMoe
 from ..layers.norm import LayerNorm, RMSNorm, build_norm
-from ..layers.reduced_norms import ReducedNorms
 from ..layers.rotary import RotaryTables
 from ..model_config import ModelConfig
 from ..quantization.config import LayerKind
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
             self._embedding_multiplier = float(multiplier)
         self._cpu_decoder = CpuDecoder(ctx, layers=self.layers, norm=self.norm)
         self._gpu_decoder = GpuDecoder(ctx, layers=self.layers, norm=self.norm)
-        self._reduced_norms = ReducedNorms(ctx, layers=self.layers, norm=self.norm)
+        self._fused_norms = FusedNorms(ctx, layers=self.layers, norm=self.norm)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """The normed hidden states of the step's tokens, [T, hidden_size]."""
@@ -120,8 +120,8 @@ class Decoder(nn.Module):
             return self._cpu_decoder(hidden, batch)
         if self._gpu_decoder.applies_to(batch):
             return self._gpu_decoder(hidden, batch)
-        if self._reduced_norms.applies:
-            return self._reduced_norms(hidden, batch)
+        if self._fused_norms.applies:
+            return self._fused_norms(hidden, batch)
         for layer in self.layers:
             hidden = layer(hidden, batch)
         return self.norm(hidden)

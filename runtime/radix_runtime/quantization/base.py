@@ -13,6 +13,18 @@ from .. import ops
 from ..shortcuts import reset_shortcuts
 from .params import LinearShape, ParamSpec
 
+# What follows from a method's own `apply`.
+_SHORTCUTS = (
+    "adds_residual",
+    "apply_silu_and_mul",
+    "argmax",
+    "gated",
+    "normed",
+    "packed_weight",
+    "plain_weight",
+    "quantizes_x",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTerms:
@@ -22,6 +34,30 @@ class ExpertTerms:
     bias1: torch.Tensor | None
     bias2: torch.Tensor | None
     activation: ops.Activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """x [T, in_features] as a method's product takes it: codes in 8 bits and what they are
+    multiplied by. `dtype`: x's own."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    dtype: torch.dtype
+
+
+Input = torch.Tensor | Quantized
+
+
+def normed(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """RMSNorm of x [T, H], or of residual + x, which residual becomes. x's memory may become the
+    result."""
+    if residual is None:
+        return ops.rmsnorm(x, weight, eps)
+    ops.fused_add_rmsnorm(x, residual, weight, eps)
+    return x
 
 
 class LinearMethod(ABC):
@@ -44,6 +80,13 @@ class LinearMethod(ABC):
     stacks_experts: bool = False
     # Experts are packed weights on a GPU too, which `ops.fused_experts_packed` multiplies by.
     packs_experts: bool = False
+    # `apply` adds the residual in its product; where it does not, the norm that follows can.
+    adds_residual: bool = True
+
+    @property
+    def quantizes_x(self) -> bool:
+        """Whether `normed` and `gated` give codes, in one pass."""
+        return False
 
     @property
     def is_plain(self) -> bool:
@@ -53,8 +96,7 @@ class LinearMethod(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        shortcuts = ("apply_silu_and_mul", "argmax", "packed_weight", "plain_weight")
-        reset_shortcuts(cls, LinearMethod, "apply", shortcuts)
+        reset_shortcuts(cls, LinearMethod, "apply", _SHORTCUTS)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -84,14 +126,15 @@ class LinearMethod(ABC):
     def apply(
         self,
         layer: Any,
-        x: torch.Tensor,
+        x: Input,
         *,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, in_features] -> x W^T + bias + residual, [T, out_features], rounded once.
+        """x [T, in_features] -> x W^T + bias + residual, [T, out_features], rounded once. x is a
+        tensor, or what this method's own `normed` or `gated` has made.
 
         bias: [out_features]. residual: [T, out_features] of x's dtype. out_dtype: x's dtype by
         default, or float32. The memory of `out`, which has the result's shape and dtype, or else
@@ -103,7 +146,22 @@ class LinearMethod(ABC):
         which frees them. Raises ValueError when their values cannot be held in this format,
         ConfigError when the device cannot use it."""
 
-    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
+    def normed(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor | None = None,
+    ) -> Input:
+        """The function `normed`, in the form in which `apply` takes its x."""
+        return normed(x, weight, eps, residual)
+
+    def gated(self, x: torch.Tensor) -> Input:
+        """silu(gate) * up of x [T, 2 in_features], its two halves, in the form in which `apply`
+        takes its x."""
+        return ops.silu_and_mul(x)
+
+    def apply_silu_and_mul(self, layer: Any, x: Input) -> torch.Tensor:
         """silu(gate) * up, where gate and up are the two halves of the outputs: [T, in_features] ->
         [T, out_features / 2]. A kernel may do it in one pass, rounding once."""
         return ops.silu_and_mul(self.apply(layer, x))

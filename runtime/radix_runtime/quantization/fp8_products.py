@@ -8,7 +8,7 @@ import torch
 
 from .. import ops
 from ..errors import ConfigError
-from .base import ExpertTerms, LinearMethod
+from .base import ExpertTerms, Input, LinearMethod, Quantized
 from .dense import DenseMethod
 from .fp8 import BLOCK, Fp8Storage
 from .params import Inputs, LinearShape, Outputs, ParamSpec
@@ -23,13 +23,31 @@ _SCALE_BYTES = 4
 class Fp8RowProduct(RowProduct):
     """layer.weight FP8 and, where x has one scale for all, input_scale [1]."""
 
-    special_ops = ("fp8_scaled_mm", "per_tensor_quant_fp8", "per_token_quant_fp8")
+    special_ops = (
+        "fp8_scaled_mm",
+        "per_tensor_quant_fp8",
+        "per_token_quant_fp8",
+        "rmsnorm_quant_fp8",
+        "silu_and_mul_quant_fp8",
+    )
     has_input_scale = False
+
+    @property
+    def quantizes_x(self) -> bool:
+        return not self.has_input_scale
 
     def quantized(self, layer: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.has_input_scale:
             return ops.per_tensor_quant_fp8(x, layer.input_scale)
         return ops.per_token_quant_fp8(x)
+
+    def rmsnorm_quantized(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.rmsnorm_quant_fp8(x, weight, eps, None, residual=residual)
+
+    def silu_and_mul_quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.silu_and_mul_quant_fp8(x, None)
 
     def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
         return ops.fp8_scaled_mm(*operands, **options)
@@ -39,7 +57,7 @@ class ScaledExperts(LinearMethod):
     """Experts in one tensor: weight FP8 and weight_scale float32, stacked."""
 
     stacks_experts = True
-    quantizes_x = False  # to FP8, with a scale for each token and 128 of its inputs
+    quantizes_experts_x = False  # to FP8, with a scale for each token and 128 of its inputs
 
     def fused_experts(
         self,
@@ -63,29 +81,56 @@ class ScaledExperts(LinearMethod):
             bias2=terms.bias2,
             activation=terms.activation,
             expert_map=expert_map,
-            use_fp8_w8a8=self.quantizes_x,
+            use_fp8_w8a8=self.quantizes_experts_x,
         )
 
 
 class BlockProduct(ScaledExperts):
     """layer.weight FP8 [out, in], weight_scale float32 [out / 128, in / 128]."""
 
-    special_ops = ("fp8_blockwise_scaled_mm", "per_token_group_quant")
+    special_ops = (
+        "fp8_blockwise_scaled_mm",
+        "per_token_group_quant",
+        "rmsnorm_quant_fp8",
+        "silu_and_mul_quant_fp8",
+    )
     output_unit = BLOCK
     input_unit = BLOCK
-    quantizes_x = True
+    quantizes_experts_x = True
+    adds_residual = False
+
+    @property
+    def quantizes_x(self) -> bool:
+        return True
+
+    def normed(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor | None = None,
+    ) -> Input:
+        codes, scales = ops.rmsnorm_quant_fp8(x, weight, eps, BLOCK, residual=residual)
+        return Quantized(codes=codes, scales=scales, dtype=x.dtype)
+
+    def gated(self, x: torch.Tensor) -> Input:
+        codes, scales = ops.silu_and_mul_quant_fp8(x, BLOCK)
+        return Quantized(codes=codes, scales=scales, dtype=x.dtype)
 
     def apply(
         self,
         layer: Any,
-        x: torch.Tensor,
+        x: Input,
         *,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        codes, scales = ops.per_token_group_quant(x, BLOCK)
+        if isinstance(x, Quantized):
+            codes, scales = x.codes, x.scales
+        else:
+            codes, scales = ops.per_token_group_quant(x, BLOCK)
         result = ops.fp8_blockwise_scaled_mm(
             codes,
             layer.weight.t(),
@@ -159,7 +204,7 @@ class Fp8TensorExperts(StorageMethod, ScaledExperts):
 
     storage: Fp8Storage
 
-    def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+    def apply(self, layer: Any, x: Input, **options: Any) -> torch.Tensor:
         raise NotImplementedError("the experts of a layer are multiplied together")
 
     def finalize(self, layer: Any) -> None:

@@ -22,7 +22,12 @@ class Int8RowMethod(StorageMethod, RowProduct):
     [out, in], weight_scale float32 [out]. Merged tensors keep their own scales."""
 
     storage: Int8Storage
-    special_ops = ("int8_scaled_mm", "per_token_quant_int8")
+    special_ops = (
+        "int8_scaled_mm",
+        "per_token_quant_int8",
+        "rmsnorm_quant_int8",
+        "silu_and_mul_quant_int8",
+    )
 
     def for_shape(self, shape: LinearShape) -> LinearMethod:
         is_taken = has_whole_rows(shape) and shape.in_features <= _MOST_INPUTS
@@ -35,6 +40,14 @@ class Int8RowMethod(StorageMethod, RowProduct):
 
     def quantized(self, layer: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return ops.per_token_quant_int8(x)
+
+    def rmsnorm_quantized(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.rmsnorm_quant_int8(x, weight, eps, residual=residual)
+
+    def silu_and_mul_quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.silu_and_mul_quant_int8(x)
 
     def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
         return ops.int8_scaled_mm(*operands, **options)
