@@ -18,7 +18,7 @@ from radix_runtime.errors import ConfigError
 from radix_runtime.layers.base import BuildContext, Layer
 from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from radix_runtime.quantization.config import Target
-from radix_runtime.quantization.fp8_config import Fp8Config
+from radix_runtime.quantization.fp8_config import Fp8Config, Fp8FromFloats
 from radix_runtime.quantization.fp8_products import Fp8BlockMethod, Fp8RowMethod
 from radix_runtime.quantization.storage import WidenedMethod
 from tests.runtime import quantized_models as q
@@ -173,6 +173,43 @@ def test_merged_tensors_keep_their_scales(is_static: bool) -> None:
     x = torch.randn(4, 256).bfloat16()
     x_used = quantized(x, torch.tensor(0.03)) if is_static else by_token(x)
     assert close(layer(x), x_used @ weight.T)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("source", ["checkpoint", "at load"])
+def test_fast_sums_where_they_are_asked_for(
+    source: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def product(*operands: torch.Tensor, fast_accum: bool = False, **options: Any) -> Any:
+        seen.append(fast_accum)
+        return radix_kernels.fp8_scaled_mm(*operands, **options)
+
+    monkeypatch.setattr(ops, "fp8_scaled_mm", product)
+    target = Target(device=torch.device("cuda"), dtype=torch.bfloat16, fp8_fast_accum=fast)
+    if source == "checkpoint":
+        quantization: Any = Fp8Config.from_checkpoint(TENSOR, target)
+        tensors, weight = made(q.fp8_tensor, {"a": 128}, 256)
+    else:
+        quantization = Fp8FromFloats.at_load("fp8", target)
+        weight = torch.randn(128, 256).bfloat16()
+        tensors = {"a": {"weight": weight}}
+    ctx = context(quantization=quantization, dtype=torch.bfloat16)
+    layer = ColumnParallelLinear(ctx, in_features=256, outputs={"a": 128})
+    load(layer, tensors)
+    x = torch.randn(3, 256).bfloat16()
+    found = layer(x)
+    if source == "checkpoint":
+        assert close(found, by_token(x) @ weight.T)
+    assert seen == [fast]
+
+
+def test_fast_sums_of_a_model_without_such_products(tmp_path: Path) -> None:
+    q.save(q.random_model("llama"), tmp_path)
+    args = ServerArgs(model_path=str(tmp_path), fp8_fast_accum=True)
+    with pytest.raises(ConfigError, match=r"--fp8-fast-accum: no product of this model"):
+        Driver(tmp_path, args=args)
 
 
 def test_amds_form_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

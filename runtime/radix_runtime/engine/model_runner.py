@@ -114,7 +114,7 @@ class ModelRunner:
         if self.device.is_cpu:  # no row is longer than the pool; on a GPU the warm-up's may be
             pages = -(-(args.max_total_tokens or self.max_context) // args.page_size)
             positions = min(positions, pages * args.page_size)
-        target = Target(device=where, dtype=self._dtype)
+        target = Target(device=where, dtype=self._dtype, fp8_fast_accum=args.fp8_fast_accum)
         ctx = BuildContext(
             communicator=self._comm,
             backend=self.backend,

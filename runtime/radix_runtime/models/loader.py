@@ -62,6 +62,8 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         )
     model = model_class(config.architecture)(ctx, config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
+    if args.fp8_fast_accum:
+        _require_fast_accum(layers)
     if not quiet:
         _tell_of_widening(layers, ctx.dtype)
     special_ops = {op for layer in layers for op in layer.special_ops}
@@ -87,6 +89,14 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     if not quiet:
         _warn_of_slow(layers)
     return model
+
+
+def _require_fast_accum(layers: Iterable[Layer]) -> None:
+    if not any(isinstance(layer, WeightLayer) and layer.method.fast_accum for layer in layers):
+        raise ConfigError(
+            "--fp8-fast-accum: no product of this model is FP8 with a scale for each output or for "
+            "the whole tensor, on a GPU; leave the flag out"
+        )
 
 
 def _warn_of_slow(layers: Iterable[Layer]) -> None:

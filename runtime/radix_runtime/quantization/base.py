@@ -82,6 +82,8 @@ class LinearMethod(ABC):
     packs_experts: bool = False
     # `apply` adds the residual in its product; where it does not, the norm that follows can.
     adds_residual: bool = True
+    # Sums of its products may be kept to 14 bits (Target.fp8_fast_accum).
+    fast_accum: bool = False
 
     @property
     def quantizes_x(self) -> bool:

@@ -36,10 +36,12 @@ class LayerKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a model runs on, and its compute type."""
+    """What a model runs on, and its compute type. `fp8_fast_accum`: sums of FP8 products with a
+    scale for each output may stay in the tensor cores, which keep some 14 bits of them."""
 
     device: torch.device
     dtype: torch.dtype
+    fp8_fast_accum: bool = False
 
     @property
     def is_cpu(self) -> bool:

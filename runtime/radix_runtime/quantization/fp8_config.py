@@ -101,7 +101,7 @@ def fp8_method(storage: Fp8Storage, kind: LayerKind, target: Target) -> LinearMe
         is_taken = storage.block == (BLOCK, BLOCK)
         return Fp8BlockMethod(storage) if is_taken else WidenedMethod(storage)
     if kind is not LayerKind.EXPERT:
-        return Fp8RowMethod(storage)
+        return Fp8RowMethod(storage, fast_accum=target.fp8_fast_accum)
     if storage.scales is Scales.TENSOR:
         return Fp8TensorExperts(storage)
     return WidenedMethod(storage)  # no kernel takes experts with a scale for each output
@@ -111,8 +111,9 @@ class Fp8FromFloats(AtLoad):
     """`--quantization fp8`: a scale for each output; on GPUs of experts for each block of 128 x
     128. The vocabulary matrix keeps the compute type."""
 
-    def __init__(self, *, is_cpu: bool) -> None:
-        self._is_cpu = is_cpu
+    def __init__(self, target: Target) -> None:
+        self._is_cpu = target.is_cpu
+        self._fast_accum = target.fp8_fast_accum
 
     @classmethod
     def at_load(cls, name: str, target: Target) -> QuantizationConfig:
@@ -123,10 +124,10 @@ class Fp8FromFloats(AtLoad):
                 f"--quantization {name} goes with --dtype bfloat16 or float16 on a GPU, not with "
                 "float32"
             )
-        return cls(is_cpu=target.is_cpu)
+        return cls(target)
 
     def linear(self) -> LinearMethod:
-        return Fp8PackedAtLoad() if self._is_cpu else Fp8AtLoad()
+        return Fp8PackedAtLoad() if self._is_cpu else Fp8AtLoad(fast_accum=self._fast_accum)
 
     def method_of(self, name: str, kind: LayerKind) -> LinearMethod:
         if kind is LayerKind.EXPERT and not self._is_cpu:

@@ -50,7 +50,7 @@ class Fp8RowProduct(RowProduct):
         return ops.silu_and_mul_quant_fp8(x, None)
 
     def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
-        return ops.fp8_scaled_mm(*operands, **options)
+        return ops.fp8_scaled_mm(*operands, fast_accum=self.fast_accum, **options)
 
 
 class ScaledExperts(LinearMethod):
@@ -149,9 +149,10 @@ class Fp8RowMethod(StorageMethod, Fp8RowProduct):
 
     storage: Fp8Storage
 
-    def __init__(self, storage: Fp8Storage) -> None:
+    def __init__(self, storage: Fp8Storage, *, fast_accum: bool = False) -> None:
         super().__init__(storage)
         self.has_input_scale = storage.has_input_scale
+        self.fast_accum = fast_accum
 
     def for_shape(self, shape: LinearShape) -> LinearMethod:
         return self if has_whole_rows(shape) else WidenedMethod(self.storage)
@@ -220,6 +221,9 @@ class Fp8TensorExperts(StorageMethod, ScaledExperts):
 
 class Fp8AtLoad(Fp8RowProduct):
     """Quantizes a weight in the compute type as it loads, with a scale for each output."""
+
+    def __init__(self, *, fast_accum: bool = False) -> None:
+        self.fast_accum = fast_accum
 
     def for_shape(self, shape: LinearShape) -> LinearMethod:
         return self if has_whole_rows(shape) else DenseMethod()
