@@ -90,6 +90,23 @@ def _parser() -> argparse.ArgumentParser:
         help="an engine with settings of its own; default: radix, and vllm where it is installed",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    _add_works(parser)
+    gpu = Gpu()
+    parser.add_argument("--read-gbs", type=float, default=gpu.read_gbs, help="of the floors")
+    parser.add_argument("--tflops", type=float, default=gpu.tflops, help="of the floors, bfloat16")
+    sizes = EngineSizes()
+    parser.add_argument("--max-rows", type=int, default=sizes.max_rows)
+    parser.add_argument("--chunk", type=int, default=sizes.chunk, help="tokens of a step")
+    parser.add_argument("--context", type=int, default=sizes.context)
+    parser.add_argument("--memory-share", type=float, default=sizes.memory_share)
+    parser.add_argument(
+        "--tensor-parallel-size", "--tp", dest="ranks", type=int, default=sizes.ranks, metavar="N"
+    )
+    return parser
+
+
+def _add_works(parser: argparse.ArgumentParser) -> None:
+    """What is run, and for how long."""
     parser.add_argument("--workload", type=Path, default=_WORKLOAD, help="of the offline work")
     parser.add_argument(
         "--serve", action="store_true", help="the works over HTTP, by `radix bench serve`"
@@ -117,18 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--patience", type=float, default=1.0, metavar="TIMES", help="by which works take longer"
     )
-    gpu = Gpu()
-    parser.add_argument("--read-gbs", type=float, default=gpu.read_gbs, help="of the floors")
-    parser.add_argument("--tflops", type=float, default=gpu.tflops, help="of the floors, bfloat16")
-    sizes = EngineSizes()
-    parser.add_argument("--max-rows", type=int, default=sizes.max_rows)
-    parser.add_argument("--chunk", type=int, default=sizes.chunk, help="tokens of a step")
-    parser.add_argument("--context", type=int, default=sizes.context)
-    parser.add_argument("--memory-share", type=float, default=sizes.memory_share)
-    parser.add_argument(
-        "--tensor-parallel-size", "--tp", dest="ranks", type=int, default=sizes.ranks, metavar="N"
-    )
-    return parser
 
 
 def _arms(given: list[Arm] | None) -> list[Arm]:
