@@ -74,6 +74,11 @@ def topk_softmax() -> None:
     exact = reference.topk_softmax(x.double(), 4, renormalize=True)
     assert torch.equal(ids.long(), exact[1].long())
     near(weights, exact[0])
+    options = {"num_expert_group": 8, "topk_group": 3, "num_fused_shared_experts": 2}
+    weights, ids = rk.topk_softmax(x, 6, routed_scaling_factor=1.5, **options)
+    exact = reference.topk_softmax(x.double(), 6, routed_scaling_factor=1.5, **options)
+    assert torch.equal(ids.long(), exact[1].long())
+    near(weights, exact[0])
 
 
 def sample() -> None:

@@ -152,6 +152,29 @@ def test_moe_fused_gate(shape, dtype, rng):
 
 
 @pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("op", ["topk_softmax", "topk_sigmoid"])
+@pytest.mark.parametrize("shape", [(5, 64, 6), (1, 8, 3), (4, 60, 5), (3, 160, 29)], ids=str)
+def test_shared_experts_of_ungrouped_routers(shape, op, shared, rng):
+    """And weights that are scaled, which theirs are not."""
+    tokens, experts, topk = shape
+    x = spread((tokens, experts), torch.float32, rng)
+    x[0, 2] = math.nan
+    route, define = getattr(rk, op), getattr(rk.reference, op)
+    scaling = 2.5 if op == "topk_softmax" else 1.0
+    options = {"routed_scaling_factor": scaling} if op == "topk_softmax" else {}
+    plain = route(x, topk)
+    weights, ids = route(x, topk + shared, num_fused_shared_experts=shared, **options)
+    assert torch.equal(ids[:, :topk], plain[1])
+    assert_close(op, weights[1:, :topk], plain[0][1:].double() * scaling, WEIGHTS)
+    numbers = torch.arange(experts, experts + shared).int()
+    assert torch.equal(ids[:, topk:], numbers.expand(tokens, -1))
+    assert torch.isnan(weights[0]).all() and (weights[1:, topk:] == 1).all()
+    expected = define(x.double(), topk + shared, num_fused_shared_experts=shared, **options)
+    assert_close(op, weights, expected[0], WEIGHTS)
+    assert torch.equal(ids, expected[1])
+
+
+@pytest.mark.parametrize("shared", [1, 3])
 @pytest.mark.parametrize(
     "shape", [(5, 256, 8, 4, 8), (1, 8, 8, 3, 3), (4, 60, 20, 7, 5), (6, 64, 32, 16, 29)], ids=str
 )
@@ -334,6 +357,17 @@ def test_moe_sum(shape, dtype, gap, rng):
         (lambda x, b: rk.topk_softmax(torch.zeros(2, 1025), 2), NotImplementedError, "experts"),
         (lambda x, b: rk.topk_softmax(x.T.contiguous().T, 2), ValueError, "gating_output"),
         (lambda x, b: rk.topk_softmax(x, 2, out=routed(3, 2)), ValueError, "topk_weights"),
+        (lambda x, b: rk.topk_softmax(x, 2, routed_scaling_factor=0), ValueError, "scaling"),
+        (
+            lambda x, b: rk.topk_softmax(x, 2, num_fused_shared_experts=2),
+            ValueError,
+            "num_fused_shared_experts is 2, expected 0 to 1",
+        ),
+        (
+            lambda x, b: rk.topk_sigmoid(x, 2, num_fused_shared_experts=-1),
+            ValueError,
+            "num_fused_shared_experts is -1",
+        ),
         (lambda x, b: rk.topk_sigmoid(x, 2, correction_bias=b[:7]), ValueError, "correction_bias"),
         (
             lambda x, b: rk.topk_sigmoid(x, 2, correction_bias=b.half()),

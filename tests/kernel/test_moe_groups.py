@@ -12,8 +12,6 @@ import radix_kernels as rk
 from tests.kernel.helpers import DEFINITION, FLOATS, assert_close, spread
 from tests.kernel.test_moe import GATES, WEIGHTS, first_best, routed
 
-pytestmark = pytest.mark.cpu_only  # GPUs have no kernel
-
 
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -31,6 +31,12 @@ void check_bias(const Arg& gating, const Arg& bias) {
   bias.same_device(gating).dtype({DType::f32}).shape({gating.size(1)}, "experts").contiguous();
 }
 
+void check_shared(const char* op, const Arg& weights, int64_t shared) {
+  const int64_t most = weights.size(1) - 1;
+  if (shared < 0 || shared > most)
+    fail(RK_INVALID, "%s: num_fused_shared_experts is %ld, expected 0 to %ld (topk - 1)", op, shared, most);
+}
+
 // kept of the equal groups of experts stay, which have experts for all columns of weights but the shared ones.
 void check_groups(const char* op, const Arg& gating, const Arg& weights, int64_t groups, int64_t kept,
                   int64_t shared = 0) {
@@ -52,12 +58,10 @@ rk_status rk_topk_softmax(const rk_topk_softmax_args* args, rk_stream stream) {
     const char* op = "topk_softmax";
     const auto a = read_args(op, args);
     const Arg gating(op, "gating_output", a.gating_output), weights(op, "topk_weights", a.topk_weights);
-    const bool any = check_routing(gating, weights, Arg(op, "topk_ids", a.topk_ids));
-    if (a.num_expert_group > 1) {
-      if (gating->device.type != RK_DEVICE_CPU)
-        fail(RK_UNSUPPORTED, "%s: num_expert_group is %d, groups are for the CPU", op, a.num_expert_group);
-      check_groups(op, gating, weights, a.num_expert_group, a.topk_group);
-    }
+    const int64_t shared = a.num_fused_shared_experts;
+    const bool any = check_routing(gating, weights, Arg(op, "topk_ids", a.topk_ids), shared);
+    check_shared(op, weights, shared);
+    if (a.num_expert_group > 1) check_groups(op, gating, weights, a.num_expert_group, a.topk_group, shared);
     if (any) backend::topk_softmax(a, stream);
   });
 }
@@ -67,7 +71,8 @@ rk_status rk_topk_sigmoid(const rk_topk_sigmoid_args* args, rk_stream stream) {
     const char* op = "topk_sigmoid";
     const auto a = read_args(op, args);
     const Arg gating(op, "gating_output", a.gating_output), weights(op, "topk_weights", a.topk_weights);
-    const bool any = check_routing(gating, weights, Arg(op, "topk_ids", a.topk_ids));
+    const bool any = check_routing(gating, weights, Arg(op, "topk_ids", a.topk_ids), a.num_fused_shared_experts);
+    check_shared(op, weights, a.num_fused_shared_experts);
     if (a.correction_bias) check_bias(gating, Arg(op, "correction_bias", a.correction_bias));
     if (any) backend::topk_sigmoid(a, stream);
   });
@@ -81,9 +86,7 @@ rk_status rk_moe_fused_gate(const rk_moe_fused_gate_args* args, rk_stream stream
     const bool any = check_routing(input, weights, Arg(op, "topk_ids", a.topk_ids), a.num_fused_shared_experts);
     check_bias(input, Arg(op, "bias", a.bias));
     const int64_t shared = a.num_fused_shared_experts;
-    if (shared < 0 || shared >= weights.size(1))
-      fail(RK_INVALID, "%s: num_fused_shared_experts is %ld, expected 0 to %ld (topk - 1)", op, shared,
-           weights.size(1) - 1);
+    check_shared(op, weights, shared);
     check_groups(op, input, weights, a.num_expert_group, a.topk_group, shared);
     if (any) backend::moe_fused_gate(a, stream);
   });

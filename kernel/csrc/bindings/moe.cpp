@@ -6,7 +6,8 @@ namespace radix::bind {
 
 void bind_moe(py::module_& m) {
   m.def("topk_softmax", [](py::handle gating_output, bool renormalize, int num_expert_group, int topk_group,
-                           py::handle topk_weights, py::handle topk_ids) {
+                           int num_fused_shared_experts, float routed_scaling_factor, py::handle topk_weights,
+                           py::handle topk_ids) {
     Call call("topk_softmax");
     rk_topk_softmax_args args{sizeof args};
     args.renormalize = renormalize;
@@ -15,10 +16,12 @@ void bind_moe(py::module_& m) {
     args.topk_ids = call.out("topk_ids", topk_ids);
     args.num_expert_group = num_expert_group;
     args.topk_group = topk_group;
+    args.num_fused_shared_experts = num_fused_shared_experts;
+    args.routed_scaling_factor = routed_scaling_factor;
     call.run(rk_topk_softmax, args);
   });
   m.def("topk_sigmoid", [](py::handle gating_output, bool renormalize, py::handle correction_bias,
-                           py::handle topk_weights, py::handle topk_ids) {
+                           int num_fused_shared_experts, py::handle topk_weights, py::handle topk_ids) {
     Call call("topk_sigmoid");
     rk_topk_sigmoid_args args{sizeof args};
     args.renormalize = renormalize;
@@ -26,6 +29,7 @@ void bind_moe(py::module_& m) {
     args.correction_bias = call.optional_in("correction_bias", correction_bias);
     args.topk_weights = call.out("topk_weights", topk_weights);
     args.topk_ids = call.out("topk_ids", topk_ids);
+    args.num_fused_shared_experts = num_fused_shared_experts;
     call.run(rk_topk_sigmoid, args);
   });
   m.def("moe_fused_gate",

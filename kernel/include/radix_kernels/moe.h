@@ -9,10 +9,11 @@
  * the lowest id first. A row with a NaN has NaN weights; its ids are distinct and in range, NaN last. Computed in
  * float32. */
 
-/* Weights: the softmax over all experts at the chosen ones; with renormalize the softmax over the chosen ones.
- * num_expert_group above 1 (at most 32): the experts are that many equal ranges of ids, a group's score is its largest
- * logit, the topk_group best groups stay (equal scores: the first), and the chosen ones are in them. Groups are for the
- * CPU (RK_UNSUPPORTED elsewhere). */
+/* Weights: the softmax over all experts at the chosen ones; with renormalize the softmax over the chosen ones; times
+ * routed_scaling_factor. num_expert_group above 1 (at most 32): the experts are that many equal ranges of ids, a group's
+ * score is its largest logit, the topk_group best groups stay (equal scores: the first), and the chosen ones are in
+ * them. Of the k columns the last num_fused_shared_experts (0 to k - 1) are experts that every token goes to: ids E,
+ * E + 1, ... with weight 1. */
 typedef struct rk_topk_softmax_args {
   uint32_t struct_size;
   int32_t renormalize;
@@ -21,11 +22,13 @@ typedef struct rk_topk_softmax_args {
   const rk_tensor* topk_ids;
   int32_t num_expert_group; /* 0 as 1 */
   int32_t topk_group;
+  int32_t num_fused_shared_experts;
+  float routed_scaling_factor; /* 0 as 1 */
 } rk_topk_softmax_args;
 RK_API rk_status rk_topk_softmax(const rk_topk_softmax_args* args, rk_stream stream);
 
 /* s = sigmoid(gating_output). Chosen by s + correction_bias (fp32 [E]; NULL: by the logits). Weights: s, with
- * renormalize s / (sum over the chosen + 1e-20). */
+ * renormalize s / (sum over the chosen + 1e-20). num_fused_shared_experts: as of rk_topk_softmax. */
 typedef struct rk_topk_sigmoid_args {
   uint32_t struct_size;
   int32_t renormalize;
@@ -33,6 +36,7 @@ typedef struct rk_topk_sigmoid_args {
   const rk_tensor* correction_bias;
   const rk_tensor* topk_weights;
   const rk_tensor* topk_ids;
+  int32_t num_fused_shared_experts;
 } rk_topk_sigmoid_args;
 RK_API rk_status rk_topk_sigmoid(const rk_topk_sigmoid_args* args, rk_stream stream);
 

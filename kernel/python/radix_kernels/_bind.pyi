@@ -350,11 +350,18 @@ def topk_softmax(
     renormalize: bool,
     num_expert_group: int,
     topk_group: int,
+    num_fused_shared_experts: int,
+    routed_scaling_factor: float,
     topk_weights: Any,
     topk_ids: Any,
 ) -> None: ...
 def topk_sigmoid(
-    gating_output: Any, renormalize: bool, correction_bias: Any, topk_weights: Any, topk_ids: Any
+    gating_output: Any,
+    renormalize: bool,
+    correction_bias: Any,
+    num_fused_shared_experts: int,
+    topk_weights: Any,
+    topk_ids: Any,
 ) -> None: ...
 def moe_fused_gate(
     input: Any,

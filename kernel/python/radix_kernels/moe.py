@@ -26,6 +26,7 @@ from ._checks.moe import (
     check_groups,
     check_quantized,
     check_routing,
+    check_shared,
     check_sum,
 )
 from ._lazy import reference
@@ -41,36 +42,44 @@ def topk_softmax(
     renormalize: bool = False,
     num_expert_group: int = 1,
     topk_group: int = 1,
+    num_fused_shared_experts: int = 0,
+    routed_scaling_factor: float = 1.0,
     out: Routed | None = None,
 ) -> Routed:
-    """The topk largest logits of each token and their softmax.
+    """The largest logits of each token and their softmax.
 
-    Weights are the softmax over all E experts at the chosen ones; with renormalize, over the chosen
-    ones alone (they then add up to 1). With num_expert_group above 1 (at most 32) the experts are
-    that many equal ranges of ids, a group's score is its largest logit, and only experts of the
-    topk_group best groups (equal scores: the first) are chosen; GPUs have no kernel for that. See
-    the module for logits, result and NaN. Tolerance to the float64 reference: norm 1e-6. Errors:
-    TypeError (dtype), ValueError (shape, stride, topk, groups),
-    NotImplementedError (E above 1024).
+    Weights are the softmax over all E experts at the chosen ones, with renormalize over the chosen
+    ones alone (they then add up to 1), times routed_scaling_factor (not 0). With num_expert_group
+    above 1 (at most 32) the experts are that many equal ranges of ids, a group's score is its
+    largest logit, and only experts of the topk_group best groups (equal scores: the first) are
+    chosen. Of the topk columns the last num_fused_shared_experts (0 to topk - 1) are experts that
+    every token goes to: ids E, E + 1, ... with weight 1. See the module for logits, result and NaN.
+    Tolerance to the float64 reference: norm 1e-6. Errors: TypeError (dtype), ValueError (shape,
+    stride, topk, groups, shared experts), NotImplementedError (E above 1024).
     """
     op = "topk_softmax"
+    _checks.require(op, routed_scaling_factor != 0, "routed_scaling_factor is 0")
     weights, ids = _routed(op, gating_output, topk, out)
     run = _dispatch.native(op, gating_output)
-    if run is not None and num_expert_group > 1 and _arrays.device_type(gating_output) != "cpu":
-        why = f"{op} within groups of experts is for the CPU"
-        run = _dispatch.fallback(op, gating_output, run, why)
     if run is not None:
-        run(gating_output, renormalize, num_expert_group, topk_group, weights, ids)
+        run(
+            gating_output, renormalize, num_expert_group, topk_group, num_fused_shared_experts,
+            routed_scaling_factor, weights, ids,
+        )  # fmt: skip
         return weights, ids
     x, w, i = torch_views(gating_output, weights, ids)
-    check_routing(op, "gating_output", x, w, i)
-    check_groups(op, "gating_output", x.shape[1], num_expert_group, topk_group, topk)
+    check_routing(op, "gating_output", x, w, i, num_fused_shared_experts)
+    check_shared(op, num_fused_shared_experts, topk)
+    chosen = topk - num_fused_shared_experts
+    check_groups(op, "gating_output", x.shape[1], num_expert_group, topk_group, chosen)
     found = reference.topk_softmax(
         x,
         w.shape[1],
         renormalize=renormalize,
         num_expert_group=num_expert_group,
         topk_group=topk_group,
+        num_fused_shared_experts=num_fused_shared_experts,
+        routed_scaling_factor=routed_scaling_factor,
         compute_dtype=reference.float32(),
     )
     _copy(w, i, found)
@@ -83,26 +92,34 @@ def topk_sigmoid(
     *,
     renormalize: bool = False,
     correction_bias: Array | None = None,
+    num_fused_shared_experts: int = 0,
     out: Routed | None = None,
 ) -> Routed:
-    """The topk experts by `sigmoid(logit) + correction_bias`, and their sigmoids.
+    """The best experts by `sigmoid(logit) + correction_bias`, and their sigmoids.
 
     correction_bias: float32 [E] decides who is chosen and is not in the weights; without it the
-    logits decide. With renormalize a token's weights are divided by their sum (plus 1e-20). See the
-    module for logits, result and NaN. Tolerance and errors as `topk_softmax`.
+    logits decide. With renormalize a token's weights are divided by their sum (plus 1e-20).
+    num_fused_shared_experts, tolerance and errors as `topk_softmax`. See the module for logits,
+    result and NaN.
     """
     op = "topk_sigmoid"
     weights, ids = _routed(op, gating_output, topk, out)
     run = _dispatch.native(op, gating_output)
     if run is not None:
-        run(gating_output, renormalize, correction_bias, weights, ids)
+        run(gating_output, renormalize, correction_bias, num_fused_shared_experts, weights, ids)
         return weights, ids
     x, b, w, i = torch_views(gating_output, correction_bias, weights, ids)
-    check_routing(op, "gating_output", x, w, i)
+    check_routing(op, "gating_output", x, w, i, num_fused_shared_experts)
+    check_shared(op, num_fused_shared_experts, topk)
     if b is not None:
         check_bias(op, "correction_bias", b, x)
     found = reference.topk_sigmoid(
-        x, w.shape[1], renormalize=renormalize, correction_bias=b, compute_dtype=reference.float32()
+        x,
+        w.shape[1],
+        renormalize=renormalize,
+        correction_bias=b,
+        num_fused_shared_experts=num_fused_shared_experts,
+        compute_dtype=reference.float32(),
     )
     _copy(w, i, found)
     return weights, ids
@@ -142,12 +159,7 @@ def moe_fused_gate(
     x, b, w, i = torch_views(input, bias, weights, ids)
     check_routing(op, "input", x, w, i, num_fused_shared_experts)
     check_bias(op, "bias", b, x)
-    _checks.require(
-        op,
-        0 <= num_fused_shared_experts < topk,
-        f"num_fused_shared_experts is {num_fused_shared_experts}, "
-        f"expected 0 to {topk - 1} (topk - 1)",
-    )
+    check_shared(op, num_fused_shared_experts, topk)
     chosen = topk - num_fused_shared_experts
     check_groups(op, "input", x.shape[1], num_expert_group, topk_group, chosen)
     found = reference.moe_fused_gate(

@@ -321,7 +321,7 @@ class SparseMoe(Layer, Fusible):
         self.experts.complete()
         if self.experts.num_shared and self.shared_expert is not None:
             self.experts.take_shared(self.shared_expert)
-            self.gate.add_shared(self.experts.num_shared, self.experts.shared_w1.device)
+            self.gate.add_shared(self.experts.num_shared)
             self.shared_expert = None
         if self.experts.needs_loop:
             self.slow = "experts of this format, one after the other"

@@ -38,28 +38,15 @@ class _Gate(ReplicatedLinear):
         )
         self.router = router
         self.num_shared = 0
-        self._shared: Routed | None = None  # weights and ids of the shared experts, [1, num_shared]
 
     @property
     def top_k(self) -> int:
         """How many experts a token passes."""
         return int(self.router.top_k)
 
-    def add_shared(self, count: int, device: torch.device) -> None:
+    def add_shared(self, count: int) -> None:
         """From now on every token passes that many experts more."""
-        first = self.shape.out_features
-        ids = torch.arange(first, first + count, dtype=torch.int32, device=device)
-        self._shared = (torch.ones(1, count, device=device), ids[None])
         self.num_shared = count
-
-    def _with_shared(self, weights: torch.Tensor, ids: torch.Tensor) -> Routed:
-        """What the routed experts have, and then the shared ones."""
-        if self._shared is None:
-            return weights, ids
-        ones, numbers = self._shared
-        tokens = len(ids)
-        weights = torch.cat([weights, ones.expand(tokens, -1)], 1)
-        return weights, torch.cat([ids, numbers.expand(tokens, -1)], 1)
 
 
 class SoftmaxGate(_Gate):
@@ -70,9 +57,12 @@ class SoftmaxGate(_Gate):
 
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
-        router = self.router
-        routed = ops.topk_softmax(self(x), router.top_k, renormalize=router.renormalize)
-        return self._with_shared(*routed)
+        return ops.topk_softmax(
+            self(x),
+            self.router.top_k + self.num_shared,
+            renormalize=self.router.renormalize,
+            num_fused_shared_experts=self.num_shared,
+        )
 
 
 class _WideGate(_Gate):
@@ -104,30 +94,14 @@ class GroupedSoftmaxGate(_WideGate):
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
         router = self.router
-        logits = self(x)
-        if router.num_groups == 1 or logits.device.type == "cpu":
-            weights, ids = ops.topk_softmax(
-                logits,
-                router.top_k,
-                renormalize=False,
-                num_expert_group=router.num_groups,
-                topk_group=router.top_groups,
-            )
-        else:
-            weights, ids = self._within_groups(logits.softmax(-1))
-        if router.scaling != 1:
-            weights.mul_(router.scaling)
-        return self._with_shared(weights, ids)
-
-    def _within_groups(self, scores: torch.Tensor) -> Routed:
-        """Few small steps, where the wheel has no kernel."""
-        router = self.router
-        grouped = scores.unflatten(-1, (router.num_groups, -1))
-        best = grouped.amax(-1).topk(router.top_groups, dim=-1).indices
-        is_kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, True)
-        kept = grouped.masked_fill(~is_kept[..., None], 0.0).flatten(-2)
-        weights, ids = kept.topk(router.top_k, dim=-1)
-        return weights, ids.int()
+        return ops.topk_softmax(
+            self(x),
+            router.top_k + self.num_shared,
+            num_expert_group=router.num_groups,
+            topk_group=router.top_groups,
+            num_fused_shared_experts=self.num_shared,
+            routed_scaling_factor=router.scaling,
+        )
 
 
 class SigmoidGate(_CorrectedGate):
@@ -137,22 +111,19 @@ class SigmoidGate(_CorrectedGate):
 
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""
-        routed = ops.topk_sigmoid(
+        return ops.topk_sigmoid(
             self(x),
-            self.router.top_k,
+            self.router.top_k + self.num_shared,
             renormalize=True,
             correction_bias=self.e_score_correction_bias,
+            num_fused_shared_experts=self.num_shared,
         )
-        return self._with_shared(*routed)
 
 
 class GroupedGate(_CorrectedGate):
     """See GroupedRouter."""
 
     special_ops = ("moe_fused_gate",)
-
-    def add_shared(self, count: int, device: torch.device) -> None:
-        self.num_shared = count  # the op adds them itself
 
     def route(self, x: torch.Tensor) -> Routed:
         """x [T, hidden_size] -> weights float32 and ids int32, [T, top_k + num_shared]."""

@@ -5,25 +5,12 @@
 
 namespace radix::cpu::decoder {
 
-namespace {
-
-void scale(const rk_tensor& weights, float scaling) {
-  for (int64_t row = 0; row < weights.shape[0]; row++) {
-    float* const w = data_ptr<float>(weights) + row * weights.strides[0];
-    for (int64_t i = 0; i < weights.shape[1]; i++) w[i] *= scaling;
-  }
-}
-
-}  // namespace
-
 void run(const Step& step, const rk_route_op& op) {
   const View logits = step.view(op.logits), weights = step.view(op.weights), ids = step.view(op.ids);
   switch (op.router) {
     case RK_ROUTE_SOFTMAX:
-      call(rk_topk_softmax, rk_topk_softmax_args{sizeof(rk_topk_softmax_args), op.renormalize, logits, weights, ids,
-                                                 op.groups, op.top_groups});
-      if (op.scaling != 1.f) scale(*static_cast<const rk_tensor*>(weights), op.scaling);
-      return;
+      return call(rk_topk_softmax, rk_topk_softmax_args{sizeof(rk_topk_softmax_args), op.renormalize, logits, weights,
+                                                        ids, op.groups, op.top_groups, 0, op.scaling});
     case RK_ROUTE_SIGMOID:
       return call(rk_topk_sigmoid,
                   rk_topk_sigmoid_args{sizeof(rk_topk_sigmoid_args), op.renormalize, logits, op.bias, weights, ids});

@@ -29,6 +29,8 @@ void topk_softmax(const rk_topk_softmax_args& args, rk_stream) {
   task.renormalize = args.renormalize != 0;
   task.groups = args.num_expert_group > 1 ? args.num_expert_group : 1;
   task.kept = args.topk_group;
+  task.scale = args.routed_scaling_factor != 0 ? args.routed_scaling_factor : 1;
+  task.shared = args.num_fused_shared_experts;
   route(*args.gating_output, *args.topk_weights, *args.topk_ids, task);
 }
 
@@ -39,6 +41,7 @@ void topk_sigmoid(const rk_topk_sigmoid_args& args, rk_stream) {
   task.bias = args.correction_bias ? data_ptr<float>(*args.correction_bias) : nullptr;
   task.groups = 1;
   task.scale = 1;
+  task.shared = args.num_fused_shared_experts;
   route(*args.gating_output, *args.topk_weights, *args.topk_ids, task);
 }
 

@@ -15,7 +15,7 @@ struct RouteTask {
   bool renormalize;
   const float* bias;     // sigmoid only, may be NULL
   int64_t groups, kept;  // groups of 1: all stay
-  float scale;           // of a sigmoid's weights
+  float scale;           // of the weights
   int64_t shared;        // columns behind topk: experts that every token goes to
   float* weights;
   int32_t* ids;

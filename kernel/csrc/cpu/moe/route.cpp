@@ -116,7 +116,7 @@ void route_token(const RouteTask& task, int64_t token) {
       each(n, [&](int64_t i, auto... count) { total = total + load(score + i, count...); });
       sum = reduce_sum(total);
     }
-    factor = 1.f / sum;
+    factor /= sum;
   }
   if (nan) factor = __builtin_nanf("");
   for (int64_t r = 0; r < task.topk; r++) weights[r] *= factor;

@@ -99,8 +99,9 @@ __device__ void load_row(const RouteTask& task, int64_t row, int first, float (&
   }
 }
 
-// Takes out the keys of all groups but the best ones: a group's score is the sum of its two largest numbers.
-template <int kLanes, int kValues>
+// Takes out the keys of all groups but the best ones: a group's score is its largest number, of sigmoids the sum of its
+// two largest.
+template <bool kSigmoid, int kLanes, int kValues>
 __device__ void keep_groups(const RouteTask& task, int lane, int first, uint32_t (&key)[kValues]) {
   const int size = task.experts / task.groups;
   uint32_t mine = kTaken;  // lane g holds the score of group g
@@ -119,7 +120,7 @@ __device__ void keep_groups(const RouteTask& task, int lane, int first, uint32_t
       second = max(max(second, next), min(top, other));
       top = max(top, other);
     }
-    const float score = size > 1 ? number_of(top) + number_of(second) : number_of(top);
+    const float score = kSigmoid && size > 1 ? number_of(top) + number_of(second) : number_of(top);
     if (lane == g) mine = key_of(score);
   }
   uint32_t stay = 0;
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
     key[i] = inside ? key_of(by) : kTaken;
   }
   nan = row_ballot<kLanes>(nan) != 0;
-  if (kSigmoid && task.groups > 1) keep_groups<kLanes>(task, lane, first, key);
+  if (task.groups > 1) keep_groups<kSigmoid, kLanes>(task, lane, first, key);
 
   float mine[kSlots] = {};  // result r is in lane r % kLanes, slot r / kLanes
   int id[kSlots] = {};
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteTask task) {
         if (first + i < task.experts) sum += exponential(x[i] - largest);
       sum = row_reduce<kLanes>(sum, Sum());
     }
-    factor = 1.f / sum;
+    factor /= sum;
   }
   if (nan) factor = __uint_as_float(0x7fc00000u);
   if (!active) return;
@@ -293,7 +294,10 @@ namespace backend {
 void topk_softmax(const rk_topk_softmax_args& args, rk_stream stream) {
   RouteTask task{};
   task.renormalize = args.renormalize != 0;
-  task.groups = 1;
+  task.groups = args.num_expert_group > 1 ? args.num_expert_group : 1;
+  task.kept = args.topk_group;
+  task.scale = args.routed_scaling_factor != 0 ? args.routed_scaling_factor : 1;
+  task.shared = args.num_fused_shared_experts;
   route<false>("topk_softmax", *args.gating_output, *args.topk_weights, *args.topk_ids, task, stream);
 }
 
@@ -303,6 +307,7 @@ void topk_sigmoid(const rk_topk_sigmoid_args& args, rk_stream stream) {
   task.bias = args.correction_bias ? data_ptr<float>(*args.correction_bias) : nullptr;
   task.groups = 1;
   task.scale = 1;
+  task.shared = args.num_fused_shared_experts;
   route<true>("topk_sigmoid", *args.gating_output, *args.topk_weights, *args.topk_ids, task, stream);
 }
 

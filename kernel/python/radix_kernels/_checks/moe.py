@@ -36,6 +36,15 @@ def check_routing(op: str, name: str, x: Any, weights: Any, ids: Any, shared: in
         _checks.require(op, t.is_contiguous(), f"{what} is not contiguous")
 
 
+def check_shared(op: str, shared: int, topk: int) -> None:
+    """How many of the columns are of experts that every token goes to, for the reference."""
+    _checks.require(
+        op,
+        0 <= shared < topk,
+        f"num_fused_shared_experts is {shared}, expected 0 to {topk - 1} (topk - 1)",
+    )
+
+
 def check_bias(op: str, name: str, bias: Any, x: Any) -> None:
     """The bias of a router's experts, for the reference."""
     _checks.dtype(op, name, bias, ("float32",))

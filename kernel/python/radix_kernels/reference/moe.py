@@ -17,6 +17,8 @@ def topk_softmax(
     renormalize: bool = False,
     num_expert_group: int = 1,
     topk_group: int = 1,
+    num_fused_shared_experts: int = 0,
+    routed_scaling_factor: float = 1.0,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.topk_softmax`; the weights are of compute_dtype."""
@@ -26,10 +28,12 @@ def topk_softmax(
         groups = x.unflatten(1, (num_expert_group, -1))
         scores = groups.gather(2, _best(groups, 1))[..., 0]
         left_out = _left_out(scores, topk_group, groups.shape[2])
-    ids = _best(x, topk, left_out)
+    ids = _best(x, topk - num_fused_shared_experts, left_out)
     if renormalize:
-        return _routed(x, x.gather(1, ids).softmax(1), ids)
-    return _routed(x, x.softmax(1).gather(1, ids), ids)
+        weights = x.gather(1, ids).softmax(1)
+    else:
+        weights = x.softmax(1).gather(1, ids)
+    return _routed(x, weights * routed_scaling_factor, ids, num_fused_shared_experts)
 
 
 def topk_sigmoid(
@@ -38,12 +42,15 @@ def topk_sigmoid(
     *,
     renormalize: bool = False,
     correction_bias: torch.Tensor | None = None,
+    num_fused_shared_experts: int = 0,
     compute_dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `radix_kernels.topk_sigmoid`; the weights are of compute_dtype."""
     x = gating_output.to(compute_dtype)
     choice = x if correction_bias is None else x.sigmoid() + correction_bias.to(compute_dtype)
-    return _sigmoid_weights(x, _best(choice, topk), renormalize, 1.0)
+    ids = _best(choice, topk - num_fused_shared_experts)
+    weights = _sigmoid_weights(x, ids, renormalize=renormalize)
+    return _routed(x, weights, ids, num_fused_shared_experts)
 
 
 def moe_fused_gate(
@@ -65,12 +72,8 @@ def moe_fused_gate(
     scores = groups.gather(2, _best(groups, min(2, group_size))).sum(2)
     left_out = _left_out(scores, topk_group, group_size)
     best = _best(choice, topk - num_fused_shared_experts, left_out)
-    weights, ids = _sigmoid_weights(x, best, True, routed_scaling_factor)
-    shared = torch.arange(num_fused_shared_experts, dtype=ids.dtype, device=ids.device) + x.shape[1]
-    ones = torch.ones_like(shared, dtype=weights.dtype)
-    shared_weights = torch.where(x.isnan().any(1, keepdim=True), torch.nan, ones)
-    shared_ids = shared.expand(len(ids), -1)
-    return torch.cat([weights, shared_weights], 1), torch.cat([ids, shared_ids], 1)
+    weights = _sigmoid_weights(x, best, renormalize=True) * routed_scaling_factor
+    return _routed(x, weights, best, num_fused_shared_experts)
 
 
 def moe_align_block_size(
@@ -207,17 +210,19 @@ def _moved_last(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     return ids.gather(-1, order)
 
 
-def _sigmoid_weights(
-    x: torch.Tensor, ids: torch.Tensor, renormalize: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sigmoid_weights(x: torch.Tensor, ids: torch.Tensor, *, renormalize: bool) -> torch.Tensor:
     weights = x.gather(1, ids).sigmoid()
     if renormalize:
         weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
-    return _routed(x, weights * scale, ids)
+    return weights
 
 
 def _routed(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, shared: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row with a NaN has NaN weights."""
+    """With the experts behind the others that every token goes to. A row with a NaN has NaN
+    weights."""
+    numbers = torch.arange(shared, dtype=ids.dtype, device=ids.device) + x.shape[1]
+    ids = torch.cat([ids, numbers.expand(len(ids), -1)], 1)
+    weights = torch.cat([weights, weights.new_ones(len(ids), shared)], 1)
     return weights.masked_fill(x.isnan().any(1, keepdim=True), torch.nan), ids.to(torch.int32)
