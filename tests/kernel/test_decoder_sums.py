@@ -57,8 +57,8 @@ def test_weights_of_a_softmax_are_scaled(rng: Any) -> None:
     )
     last = records.Columns(buffer=1, first=2, count=1)
     data = torch.randn(4, 5, generator=rng)
-    expected, _ = rk.topk_softmax(data, 3, renormalize=False)
-    expected = data + data * (expected[:, 2:] * 2.5)
+    expected, _ = rk.topk_softmax(data, 3, routed_scaling_factor=2.5)
+    expected = data + data * expected[:, 2:]
     program = [route, records.AddOp(to=0, x=0, scale=last)]
     assert torch.equal(rk.Decoder(buffers, program)(data, **places([4], [4], rng)), expected)
 
