@@ -4,6 +4,7 @@ others. Against transformers, with one and two ranks."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,9 +23,11 @@ from radix_runtime.quantization.config import LayerKind
 from radix_runtime.quantization.dense import Int4Method, Int8Method
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.specs import Mla
+from tests.runtime import quantized_models as q
 from tests.runtime.family_models import Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.stacked_format import StackedAtLoad, StackedMethod
+from tests.runtime.test_fp8_products import GPU, OF_A_MODEL, references, relative
 from tests.runtime.tiny_models import (
     Driver,
     Sequence,
@@ -34,6 +37,7 @@ from tests.runtime.tiny_models import (
 )
 
 torch.set_num_threads(1)
+__all__ = ["references"]  # a fixture
 TOLERANCE = 1e-4
 
 
@@ -41,8 +45,8 @@ TOLERANCE = 1e-4
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     merges = mla.merges_inputs
 
-    def on_a_gpu(ctx: BuildContext, spec: Mla) -> bool:
-        return merges(replace(ctx, device=torch.device("cuda")), spec)
+    def on_a_gpu(ctx: BuildContext, hidden_size: int, spec: Mla) -> bool:
+        return merges(replace(ctx, device=torch.device("cuda")), hidden_size, spec)
 
     monkeypatch.setattr(mla, "merges_inputs", on_a_gpu)
     monkeypatch.setattr(CpuDecoder, "applies_to", lambda *_: False)
@@ -84,6 +88,30 @@ def test_logits(checkpoint: Checkpoints, name: str, ranks: int) -> None:
     assert 0 < run_ranks(ranks, work)[0] < TOLERANCE
 
 
+@pytest.mark.usefixtures("as_on_a_gpu", "references")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fp8_in_blocks(tmp_path: Path, ranks: int) -> None:
+    """Codes and scales of the shared expert, and of both products behind one norm."""
+    files = q.write(q.random_model("deepseek_v3"), tmp_path, q.fp8_odd_block, q.FP8_BLOCK)
+
+    def work(comm: ThreadCommunicator) -> float:
+        driver = Driver(
+            files.folder,
+            dtype=torch.bfloat16,
+            communicator=comm,  # type: ignore[arg-type]
+            target=GPU,
+        )
+        for module in driver.model.modules():
+            if isinstance(module, LatentAttention):
+                assert module.inputs is not None
+                assert module.inputs.weight.dtype == torch.float8_e4m3fn
+            if isinstance(module, SparseMoe):
+                assert module.experts.num_shared == 1 and module.shared_expert is None
+        return relative(driver, files.reference)
+
+    assert 1e-3 < run_ranks(ranks, work)[0] < OF_A_MODEL
+
+
 class SharedInCodes(StackedAtLoad):
     """As a checkpoint whose experts are widened, or left out, and whose shared one is not."""
 
@@ -114,10 +142,10 @@ class WidenedPlain(StackedMethod):
     widens = "some format"
 
 
-def test_only_plain_weights_are_merged() -> None:
-    assert StackedMethod().is_plain
-    assert not Int4Method().is_plain
-    assert not WidenedPlain().is_plain
+def test_only_weights_that_can_be_cut_are_merged() -> None:
+    assert StackedMethod().is_divisible
+    assert not Int4Method().is_divisible
+    assert not WidenedPlain().is_divisible
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -124,6 +124,8 @@ def _taker(module: Any) -> LinearMethod | None:
         return module.qkv_proj.method
     if isinstance(module, GatedMLP):
         return module.gate_up_proj.method
+    if isinstance(module, LatentAttention) and module.inputs is not None:
+        return module.inputs.method
     return None
 
 

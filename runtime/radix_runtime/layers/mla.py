@@ -8,8 +8,9 @@ from torch import nn
 from .. import ops
 from ..attention.base import LatentSpec
 from ..batch import ForwardBatch
+from ..quantization.base import Input
 from ..quantization.config import LayerKind
-from ..quantization.params import Block
+from ..quantization.params import Block, LinearShape, Part
 from ..specs import Mla
 from .base import BuildContext, Fusible, Layer
 from .linear import ColumnParallelLinear, MergedLinear, ReplicatedLinear, RowParallelLinear
@@ -40,14 +41,29 @@ class HeadProducts(nn.Module):
         return out
 
 
-def merges_inputs(ctx: BuildContext, spec: Mla) -> bool:
+def merges_inputs(ctx: BuildContext, hidden_size: int, spec: Mla) -> bool:
     """Whether queries and latent values are one product of the hidden states: on a GPU, where a
-    small product costs as much as its launch, and where both are held in the compute type."""
+    small product costs as much as its launch, and where both are held in one format that allows
+    it."""
     if ctx.device.type == "cpu" or (spec.bias and spec.query_latent_dim is None):
         return False
-    names = (_query_name(spec), "kv_a_proj_with_mqa")
-    methods = [ctx.at(name).method_for(LayerKind.LINEAR) for name in names]
-    return all(method.is_plain for method in methods)
+    shape = LinearShape(
+        name=ctx.name, inputs=Block.whole(hidden_size), parts=_input_blocks(ctx, spec)
+    )
+    method, latent = (ctx.at(str(name)).method_for(LayerKind.LINEAR) for name in shape.parts)
+    return method == latent and method.is_divisible and method.for_shape(shape) == method
+
+
+def _input_blocks(ctx: BuildContext, spec: Mla) -> dict[Part, Block]:
+    """This rank's outputs of the products for queries and for latent values."""
+    if spec.query_latent_dim is None:
+        comm = ctx.communicator
+        width = spec.num_heads * (spec.nope_dim + spec.rope_dim)
+        queries = Block.share(width, comm.rank, comm.world_size)
+    else:
+        queries = Block.whole(spec.query_latent_dim)
+    latent = Block.whole(spec.latent_dim + spec.rope_dim)
+    return {_query_name(spec): queries, "kv_a_proj_with_mqa": latent}
 
 
 def _query_name(spec: Mla) -> str:
@@ -118,18 +134,13 @@ class LatentAttention(Layer, Fusible):
             self.q_b_proj = ColumnParallelLinear(
                 ctx.at("q_b_proj"), in_features=spec.query_latent_dim, outputs={"q_b_proj": width}
             )
-        if not merges_inputs(ctx, spec):
+        if not merges_inputs(ctx, hidden_size, spec):
             self._build_two_inputs(ctx, hidden_size, spec)
             return
-        comm = ctx.communicator
-        queries = Block.share(width, comm.rank, comm.world_size)
-        if spec.query_latent_dim is not None:
-            queries = Block.whole(spec.query_latent_dim)
-        latent = Block.whole(spec.latent_dim + spec.rope_dim)
         self.inputs = MergedLinear(
             ctx.at("inputs"),
             in_features=hidden_size,
-            blocks={_query_name(spec): queries, "kv_a_proj_with_mqa": latent},
+            blocks=_input_blocks(ctx, spec),
             bias=spec.bias,
         )
 
@@ -171,7 +182,7 @@ class LatentAttention(Layer, Fusible):
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: Input,
         residual: torch.Tensor | None,
         batch: ForwardBatch,
         *,
@@ -183,7 +194,7 @@ class LatentAttention(Layer, Fusible):
         out_product = self.o_proj if reduce else self.o_proj.part
         return out_product(self._attend(hidden, batch), residual)
 
-    def _attend(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def _attend(self, hidden: Input, batch: ForwardBatch) -> torch.Tensor:
         """What this rank's heads attend to, [T, heads * value_dim]."""
         spec = self.spec
         cache = batch.kv_pool.latent[self.latent_spec.layer_id]
@@ -203,16 +214,15 @@ class LatentAttention(Layer, Fusible):
         )
         ops.store_mla_kv(latent, rotary, cache, batch.slot_mapping)
         decoding = batch.num_decode_tokens
-        if decoding == len(hidden):
+        if decoding == len(q):
             return self._decode(q, batch).flatten(1)
-        out = hidden.new_empty(len(hidden), self.latent_spec.num_heads, spec.value_dim)
+        out = q.new_empty(*q.shape[:2], spec.value_dim, dtype=self._dtype)
         if decoding:
             out[:decoding] = self._decode(q[:decoding], batch)
-        if decoding < len(hidden):
-            out[decoding:] = self._prefill(q[decoding:], batch)
+        out[decoding:] = self._prefill(q[decoding:], batch)
         return out.flatten(1)
 
-    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _project(self, hidden: Input) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, this rank's heads, nope_dim + rope_dim], latent values [T, latent_dim] and
         rotary keys [T, rope_dim]."""
         spec = self.spec

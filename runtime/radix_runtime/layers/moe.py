@@ -144,29 +144,29 @@ class Experts(nn.ModuleDict):
         experts of their width: one launch less for each of its products."""
         assert spec.shared is not None and shared is not None
         methods = methods | {shared.gate_up_proj.method, shared.down_proj.method}
-        is_plain = all(method.is_plain for method in methods) and not self._has_terms
+        is_one_format = len(methods) == 1 and all(method.is_divisible for method in methods)
         width = spec.shared.mlp.width
         is_alike = spec.shared.mlp == Mlp(width=width)  # silu, as theirs is without terms
         divides = width % spec.width == 0
-        is_alone = self._expert_map is None
-        return is_plain and is_alike and divides and is_alone and not spec.shared.gated
+        is_alone = self._expert_map is None and not self._has_terms
+        return is_one_format and is_alike and divides and is_alone and not spec.shared.gated
 
     def take_shared(self, shared: GatedMLP) -> None:
-        """Copies the loaded weights of the shared expert behind those of the others, of which they
-        are parts of the memory from now on: `shared_w1`, `shared_w2`."""
+        """Copies what the shared expert's layers hold behind what the others' do, of whose memory
+        it is a part from now on: the buffers `shared_w1_NAME` and `shared_w2_NAME`."""
         assert self._stacks is not None
-        width = self._experts[0].down_proj.shape.in_features
-        gate, up = _rows(shared.gate_up_proj).unflatten(0, (2, -1))
-        down = _rows(shared.down_proj)
-        w1 = self._stacks[0].tensors["weight"]
-        w2 = self._stacks[1].tensors["weight"]
-        for number in range(self.num_shared):
-            rows = slice(number * width, (number + 1) * width)
-            place = len(self._experts) + number
-            torch.cat([gate[rows], up[rows]], out=w1[place])
-            w2[place].copy_(down[:, rows])
-        self.shared_w1 = w1[len(self._experts) :]
-        self.shared_w2 = w2[len(self._experts) :]
+        count = self.num_shared
+        w1, w2 = self._stacks
+        for name in w1.tensors:
+            mine = w1.tensors[name][-count:]
+            for half, part in zip(
+                mine.chunk(2, 1), _held(shared.gate_up_proj, name).chunk(2), strict=True
+            ):
+                half.copy_(part.unflatten(0, (count, -1)))
+            self.register_buffer(f"shared_w1_{name}", mine, persistent=False)
+            mine = w2.tensors[name][-count:]
+            mine.copy_(_held(shared.down_proj, name).unflatten(1, (count, -1)).transpose(0, 1))
+            self.register_buffer(f"shared_w2_{name}", mine, persistent=False)
 
     def _in_order(self, weight: ops.PackedWeight) -> ops.PackedWeight:
         """As the kernel for these experts reads it."""
@@ -267,10 +267,10 @@ class Experts(nn.ModuleDict):
         return total.to(x.dtype)
 
 
-def _rows(layer: ColumnParallelLinear | RowParallelLinear) -> torch.Tensor:
-    """The loaded weight of a method that is plain, [out, in]."""
-    weight: Any = layer.weight
-    return ops.unpack_weight(weight) if isinstance(weight, ops.PackedWeight) else weight
+def _held(layer: ColumnParallelLinear | RowParallelLinear, name: str) -> torch.Tensor:
+    """A tensor that a layer of a divisible method holds, outputs by inputs or by blocks of them."""
+    value: Any = getattr(layer, name)
+    return ops.unpack_weight(value) if isinstance(value, ops.PackedWeight) else value.data
 
 
 def _packed_weights(

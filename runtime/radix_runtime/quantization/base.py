@@ -91,9 +91,9 @@ class LinearMethod(ABC):
         return False
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it holds the weight in the compute type, as it was loaded, so that layers may be
-        merged, and cut anywhere."""
+    def is_divisible(self) -> bool:
+        """Whether each tensor that it holds can be cut into equal parts of the layer's outputs or
+        inputs, at multiples of `output_unit` and `input_unit`, so that layers may be merged too."""
         return False
 
     def __init_subclass__(cls, **options: Any) -> None:

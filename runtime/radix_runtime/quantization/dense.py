@@ -23,7 +23,7 @@ class DenseMethod(LinearMethod):
     kind: str | None = None
 
     @property
-    def is_plain(self) -> bool:
+    def is_divisible(self) -> bool:
         return self.kind is None and self.widens is None
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:

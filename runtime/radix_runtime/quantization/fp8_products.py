@@ -100,6 +100,10 @@ class BlockProduct(ScaledExperts):
     adds_residual = False
 
     @property
+    def is_divisible(self) -> bool:
+        return True
+
+    @property
     def quantizes_x(self) -> bool:
         return True
 
