@@ -34,14 +34,16 @@ void launch_persistent(const Problem& q) {
   p.n_tiles = ceil_div(q.n, Tile::kColumns * kAlongN) * kAlongN;
   p.tiles = persistent_tiles(q, q.m, Tile::kTokens, Tile::kColumns, kShare);
   const int clusters = multiprocessors(q.device) / kPersistentCluster;
+  const sm90::TensorMap x_map = token_map(q, Tile::kTokens / kAlongN);
+  const int last = q.m % Tile::kTokens;  // rows; none: all tiles are whole, and the map below is not used
   sm90::LaunchShape shape;
   shape.grid = dim3((kShare == Share::k ? p.tiles : std::min(clusters, p.tiles)) * kPersistentCluster);
   shape.threads = kPersistentThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = kPersistentCluster;
   sm90::launch_dependent(q.op, q.device, q.stream, wgmma_persistent_kernel<kType, Out, Tile, kSums, kShare>, shape,
-                         token_map(q, Tile::kTokens / kAlongN), weight_map(q, Tile::kColumns / kAlongM),
-                         result_map(q, kStoreBoxColumns), p);
+                         x_map, last ? token_map(q, last_box_rows(kShare, last)) : x_map,
+                         weight_map(q, Tile::kColumns / kAlongM), result_map(q, kStoreBoxColumns), p);
 }
 
 struct PersistentChoice {
