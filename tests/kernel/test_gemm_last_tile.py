@@ -20,6 +20,9 @@ ROWS += [193, 224, 251, 255, 257, 263, 320, 321, 385, 511, 520]
 # On 132 multiprocessors: k shared by two blocks or not, tiles of 64 to 256 rows of the weight, the
 # operands swapped with one warpgroup and two; k ends within 128 bytes, n within a tile.
 SHAPES = [(72, 136), (1032, 2056), (4104, 1032), (5128, 2048), (2056, 520)]
+# Operands swapped, one warpgroup and k shared; gated, k shared and not.
+LONG = (3080, 8192)
+GATED = [(72, 136), (1032, 2056), (3072, 1024), (5128, 2048)]  # results, k
 # Ranges of rows within each of which a row's bits are the same.
 BORDERS = (128, 192, 256)
 
@@ -82,7 +85,29 @@ def test_a_residual(dtype, shape, rows, rng, request):
     assert_same_bits(rk.linear(x, packed, residual=residual), out.view)
 
 
-@pytest.mark.combinations(rows=ROWS, shape=SHAPES, interleaved=[False, True])
+@pytest.mark.parametrize("rows", [65, 129, 136, 144, 145, 161, 191, 192])
+def test_a_residual_of_a_long_sum(rows, rng, request):
+    if not on_gpu(request):
+        pytest.skip("the CPU has no tiles")
+    n, k = LONG
+    dtype = torch.bfloat16
+    x = first_rows(rows, k, dtype, rng)
+    w = spread((n, k), dtype, rng)
+    packed = rk.pack_weight(w)
+    residual = spread((rows, n), dtype, rng, gap=8)
+    poison(range_of(rows).stop, LONG, dtype, gated=False)
+    out = guarded((rows, n), dtype, gap=8)
+    rk.linear(x, packed, residual=residual, out=out.view)
+    out.check()
+    expected = x.double() @ w.double().T + residual.double()
+    assert_close("linear", out.view, expected, ROUNDED[dtype])
+    most = range_of(rows).stop
+    more = torch.cat([x, spread((most - rows, k), dtype, rng)])
+    ends = torch.cat([residual, spread((most - rows, n), dtype, rng)])
+    assert_same_bits(rk.linear(more, packed, residual=ends)[:rows], out.view)
+
+
+@pytest.mark.combinations(rows=ROWS, shape=GATED, interleaved=[False, True])
 def test_a_gate(interleaved, shape, rows, rng, request):
     features, k = sized(shape, rows, request)
     dtype = torch.bfloat16
