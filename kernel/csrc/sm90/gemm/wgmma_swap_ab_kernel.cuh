@@ -1,4 +1,4 @@
-// out[m, n] = x[m, k] * weight[n, k]^T for up to 64 tokens, of 16-bit operands up to 256, on wgmma. Bound by bytes: the
+// out[m, n] = x[m, k] * weight[n, k]^T for up to 64 tokens, of 16-bit operands up to 192, on wgmma. Bound by bytes: the
 // weight is read once.
 //
 // The weight is wgmma's 64-row operand and the tokens its columns, so that few tokens waste no rows.
@@ -274,37 +274,26 @@ class SwapAbConsumer {
         write_partials_of(sum_[b], pass, partials + b * Tile::kAllPartialFloats + pass * Tile::kPartialFloats);
   }
 
-  // The results of a pass's tokens of block b from the partials of `share` blocks: 8 rows (gated: 8 pairs) of a token
-  // at a time, of which this block takes every share-th.
-  __device__ void epilogue(int tile, int b, int pass, const float* partials, int rank, int share) const {
+  // The results of block b's tokens first .. first + count - 1 from the partials of `share` blocks, which begin with
+  // token `first`: 8 rows (gated: 8 pairs) of a token at a time, of which this block takes every share-th.
+  __device__ void epilogue(int tile, int b, int first, int count, const float* partials, int rank, int share) const {
     if constexpr (Tile::kVectorEpilogue) {
       if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
-        return p_.gated ? vector_epilogue<true>(tile, b, pass, partials)
-                        : vector_epilogue<false>(tile, b, pass, partials);
+        return p_.gated ? vector_epilogue<true>(tile, b, partials) : vector_epilogue<false>(tile, b, partials);
+    } else if constexpr (Tile::kPasses > 1) {
+      const Pieces pieces = {tile, first, count, rank, share, partials};
+      if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
+        return p_.gated ? many_epilogue<true>(pieces) : many_epilogue<false>(pieces);
     }
     constexpr int kThreads = 128 * kGroups;
-    const int first = pass * Tile::kPass, tokens = Tile::kPasses > 1 ? min(Tile::kPass, p_.m - first) : p_.m;
-    const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = tokens * pieces;
-    const bool whole = Tile::kPasses > 1 && takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n);
+    const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = count * pieces;
     for (int i = threadIdx.x * share + rank; i < total; i += kThreads * share) {
-      const int at = i % pieces * (p_.gated ? 16 : 8), token = first + i / pieces;  // at: of the partials' columns
-      const int row = (at / 64 * kBlocks + b) * 64 + at % 64;                       // of the tile
+      const int token = i / pieces, at = i % pieces * (p_.gated ? 16 : 8);  // of the partials
+      const int row = (at / 64 * kBlocks + b) * 64 + at % 64;               // of the tile
       const int column = p_.first_column(tile) + (p_.gated ? row / 2 : row);
-      const int count = row < p_.rows ? min(8, p_.n - column) : 0;
-      if (count <= 0) continue;
-      const float* from = partials + (token - first) * Tile::kColumnStep + at;
-      float v[8];
-      sum_eight<true>(v, from, share, token, column, count);
-      finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
-      if (p_.gated) {
-        float up[8];
-        sum_eight<false>(up, from + 8, share, token, column, count);
-        finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
-      }
-      const int64_t to = int64_t{blockIdx.z} * p_.m + token;
-      whole ? store_whole<Out>(p_.epilogue, v, to, column) : store_eight<Out>(p_.epilogue, v, to, column, count);
+      const int existing = row < p_.rows ? min(8, p_.n - column) : 0;
+      if (existing <= 0) continue;
+      finish_piece(partials + token * Tile::kColumnStep + at, first + token, column, existing, share);
     }
   }
 
@@ -321,16 +310,74 @@ class SwapAbConsumer {
     }
   }
 
+  // 8 results, of which `count` exist, from their sums.
+  __device__ void finish_piece(const float* from, int token, int column, int count, int share) const {
+    float v[8];
+    sum_eight<true>(v, from, share, token, column, count);
+    finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
+    if (p_.gated) {
+      float up[8];
+      sum_eight<false>(up, from + 8, share, token, column, count);
+      finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
+    }
+    store_eight<Out>(p_.epilogue, v, int64_t{blockIdx.z} * p_.m + token, column, count);
+  }
+
+  // What epilogue() is asked for.
+  struct Pieces {
+    int tile, first, count, rank, share;
+    const float* partials;
+  };
+  // Many tokens where all is in whole pieces of 16 bytes: the residuals of several are on their way while their sums
+  // are read, from the neighbour's memory too.
+  template <bool kGated>
+  __device__ void many_epilogue(const Pieces& q) const {
+    static_assert(kBlocks == 1, "a warpgroup's rows of the tile are those of the partials");
+    static_assert(sm90::operand_bytes(kType) == 2, "sums have no scales");
+    constexpr int kWidth = kGated ? 16 : 8, kPieces = Tile::kColumns / kWidth, kTogether = kGated ? 1 : 2;
+    const Epilogue& e = p_.epilogue;
+    const int at = threadIdx.x % kPieces * kWidth, step = 128 * kGroups / kPieces * q.share;
+    const int column = p_.first_column(q.tile) + (kGated ? at / 2 : at);
+    const int64_t row = int64_t{blockIdx.z} * p_.m + q.first;  // of the result
+    if (at >= p_.rows || column >= p_.n) return;
+    for (int i = threadIdx.x / kPieces * q.share + q.rank; i < q.count; i += kTogether * step) {
+      uint4 more[kTogether] = {};
+      float v[kTogether][8];
+#pragma unroll
+      for (int j = 0; j < kTogether; j++)
+        if (e.residual && i + j * step < q.count) more[j] = residual_eight(e, row + i + j * step, column);
+#pragma unroll
+      for (int j = 0; j < kTogether; j++) {
+        const int token = min(i + j * step, q.count - 1);
+        const float* from = q.partials + token * Tile::kColumnStep + at;
+        split_k_reduce(v[j], from, q.share);
+        add_bias_eight<Out>(e, v[j], p_.weight_row(column, 0), kGated ? p_.row_step : 1, 8);
+        if constexpr (kGated) {
+          float up[8];
+          split_k_reduce(up, from + 8, q.share);
+          add_bias_eight<Out>(e, up, p_.weight_row(column, 1), p_.row_step, 8);
+#pragma unroll
+          for (int l = 0; l < 8; l++) v[j][l] = silu(v[j][l]) * up[l];
+        }
+        if (e.residual) add_eight<Out>(v[j], &more[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; j++)
+        if (i + j * step < q.count) store_sums<Out>(e, v[j], row + i + j * step, column);
+    }
+  }
+
   // finish() where all is in whole pieces of 16 bytes and nobody shares k. A thread's columns are the same for all of
   // its tokens, whose scales and sums are on their way together.
   template <bool kGated>
-  __device__ void vector_epilogue(int tile, int b, int pass, const float* partials) const {
+  __device__ void vector_epilogue(int tile, int b, const float* partials) const {
     constexpr int kWidth = kGated ? 16 : 8, kPieces = Tile::kColumns / kWidth, kStep = 128 * kGroups / kPieces;
-    constexpr int kRounds = (Tile::kPass + kStep - 1) / kStep;
+    constexpr int kRounds = (kTokens + kStep - 1) / kStep;
     const Epilogue& e = p_.epilogue;
     const int at = threadIdx.x % kPieces * kWidth, row = (at / 64 * kBlocks + b) * 64 + at % 64;
-    const int column = p_.first_column(tile) + (kGated ? row / 2 : row), place = threadIdx.x / kPieces,
-              first = pass * Tile::kPass + place;
+    const int column = p_.first_column(tile) + (kGated ? row / 2 : row), first = threadIdx.x / kPieces;
     if (row >= p_.rows || column >= p_.n) return;
     const EightRows<Out> rows(e, p_.weight_row(column, 0), kGated ? p_.row_step : 1);
     const EightRows<Out> ups(e, p_.weight_row(column, kGated), p_.row_step);
@@ -341,7 +388,7 @@ class SwapAbConsumer {
 #pragma unroll
     for (int i = 0; i < kRounds; i++) {
       const float* from =
-          partials + (Tile::kPass < kStep ? min(place, Tile::kPass - 1) : place + i * kStep) * Tile::kColumnStep + at;
+          partials + (kTokens < kStep ? min(first, kTokens - 1) : first + i * kStep) * Tile::kColumnStep + at;
       sum_eight<!kGated>(v[i], from, 1, min(first + i * kStep, p_.m - 1), column, 8);
       rows.finish(v[i], scale[i]);
       if constexpr (kGated) {
@@ -458,16 +505,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
       self.write_all_partials(partials);
       share > 1 ? cluster_sync() : named_barrier(1, kConsumers);
     }
+    const int passes = once ? 1 : Tile::kPasses;
 #pragma unroll 1
-    for (int i = 0; i < Tile::kBlocks * Tile::kPasses; i++) {
-      const int b = i / Tile::kPasses, pass = i % Tile::kPasses;
-      if (Tile::kPasses > 1 && pass * Tile::kPass >= p.m) continue;
+    for (int i = 0; i < Tile::kBlocks * passes; i++) {
+      const int b = i / passes, first = i % passes * Tile::kPass;
+      const int count = Tile::kPasses == 1 || once ? p.m : min(Tile::kPass, p.m - first);
+      if (count <= 0) continue;
       if (!once) {
-        self.write_partials(b, pass, partials);
+        self.write_partials(b, i % passes, partials);
         named_barrier(1, kConsumers);
       }
-      const int begin = once ? b * Tile::kAllPartialFloats + pass * Tile::kPartialFloats : 0;
-      self.epilogue(tile, b, pass, partials + begin, rank, share);
+      self.epilogue(tile, b, first, count, partials + (once ? b * Tile::kAllPartialFloats : 0), rank, share);
       if (!once) named_barrier(1, kConsumers);
     }
     if (share > 1) cluster_sync_relaxed();  // a block's shared memory stays until the others have read it
