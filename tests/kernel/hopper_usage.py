@@ -61,6 +61,13 @@ LIMITS = {
     "wgmma_swap_ab_kernel<3, *, SwapAbTile<2, 1, 32, *> >": (152, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<2, 1, 32, *> >": (144, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<2, 2, 64, *> >": (168, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, *, 96, *> >": (152, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, *, 128, *> >": (168, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, *, 144, *> >": (168, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, 1, 160, *> >": (184, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, 1, 192, *> >": (200, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, 2, 160, *> >": (168, 0),
+    "wgmma_swap_ab_kernel<*, SwapAbTile<1, 2, 192, *> >": (168, 8),  # nine warps have no more
     "wgmma_persistent_kernel<2, *, PersistentTile<128, 2, true>, 1, 0>": (
         168,
         16,

@@ -7,7 +7,7 @@ import pytest
 from radix_kernels._choices import (
     HOPPER_ROWS,
     blas_is_ahead,
-    blas_is_ahead_of_gated,
+    blas_is_ahead_of_fused,
     triton_experts_are_faster,
 )
 
@@ -55,8 +55,9 @@ def test_where_blas_is_ahead(rows, shape, ahead):
     ],
 )
 def test_where_blas_is_ahead_of_gated_products(rows, ahead):
-    assert blas_is_ahead_of_gated(rows, 6144, 1024) == ahead
-    assert not blas_is_ahead_of_gated(rows, 6144, 1023)  # less than 12 MiB
+    assert blas_is_ahead_of_fused(rows, 6144, 1024, gated=True) == ahead
+    assert not blas_is_ahead_of_fused(rows, 6144, 1023, gated=True)  # less than 12 MiB
+    assert not blas_is_ahead_of_fused(rows, 6144, 1024, gated=False)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def test_a_row_of_many_depends_on_neither_the_others_nor_their_number(shape, rng
         pytest.skip("the CPU's kernels do not change with the size")
     n, k = shape
     w = rk.pack_weight(spread((n, k), torch.bfloat16, rng))
-    for most, fewer in ((128, (65, 90)), (256, (129, 200)), (1500, (257, 400, 1000))):
+    ranges = ((128, (65, 90)), (192, (129, 150)), (256, (193, 250)), (1500, (257, 400, 1000)))
+    for most, fewer in ranges:
         x = spread((most, k), torch.bfloat16, rng)
         residual = spread((most, n), torch.bfloat16, rng)
         whole = rk.linear(x, w, residual=residual)
@@ -359,7 +360,7 @@ def test_torch_adds_a_residual(rows, in_place, rng):
 
 @pytest.mark.cpu_only
 def test_where_blas_is_ahead_no_gate_is_fused(rng, hopper, monkeypatch):
-    monkeypatch.setattr(_choices, "blas_is_ahead_of_gated", lambda *args: True)
+    monkeypatch.setattr(_choices, "blas_is_ahead_of_fused", lambda *args, gated: gated)
     x, w, residual = (
         spread(shape, torch.bfloat16, rng).as_subclass(_OnHopper)
         for shape in ((70, 64), (64, 64), (70, 64))

@@ -12,6 +12,7 @@ import torch
 
 from ..harness import Case
 from .attention import attention
+from .ends import ends
 from .gemm import gemm
 from .grouped import grouped
 from .layer import layer
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Callable[[torch.device, torch.dtype], Iterator[Case]]] = {
     "linear": linear,
     "gemm": gemm,
     "quantize": quantize,
+    "ends": ends,
     "quantized": quantized,
     "layer": layer,
     "attention": attention,

@@ -33,15 +33,16 @@ def blas_is_ahead(rows: int, n: int, k: int) -> bool:
     return k <= longest_k and n <= 8192 and 4 * _MEBIBYTE <= weight_bytes < 96 * _MEBIBYTE
 
 
-def blas_is_ahead_of_gated(rows: int, n: int, k: int) -> bool:
-    """Whether cuBLAS and SiLU-and-mul, apart, are ahead of Hopper's kernel for both of 16-bit `x
-    [rows, k] @ weight [n, k].T` (docs/kernels/gemm.md).
+def blas_is_ahead_of_fused(rows: int, n: int, k: int, *, gated: bool) -> bool:
+    """Whether cuBLAS, and the end apart, are ahead of Hopper's kernel for both of 16-bit `x [rows,
+    k] @ weight [n, k].T` (docs/kernels/gemm.md). gated: the end is SiLU-and-mul, else a residual.
 
-    They are where a batch of 65 to 511 rows leaves anything of the kernel's last tile empty, for
-    weights of 12 MiB and more. Products with a residual stay with the kernel whatever their rows:
-    where cuBLAS shares k between blocks it rounds parts of a sum.
+    Gated they are where a batch of 65 to 511 rows leaves anything of a last tile of 128 or 256
+    empty, for weights of 12 MiB and more: measured when such a tile took longer than a full one,
+    and not since. Products with a residual stay with the kernel whatever their rows: where cuBLAS
+    shares k between blocks it rounds parts of a sum.
     """
-    if not HOPPER_ROWS < rows < 512 or 2 * n * k < 12 * _MEBIBYTE:
+    if not gated or not HOPPER_ROWS < rows < 512 or 2 * n * k < 12 * _MEBIBYTE:
         return False
     tile = 128 if rows <= 128 else 256
     return rows % tile != 0

@@ -9,10 +9,10 @@
     codes       any other quantized weight on a GPU, in rows of codes: Triton's kernel
     Hopper      on sm_90, 16-bit operands whose rows begin at multiples of 16 bytes, K in multiples
                 of 8: up to 64 rows unless cuBLAS is ahead (`_choices.blas_is_ahead`); of more, N in
-                multiples of 8, where something is fused: a residual, or a gate unless cuBLAS is
-                ahead of both (`blas_is_ahead_of_gated`). A row's bits depend neither on the
-                other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and
-                above. With a PackedWeight it fetches the first bytes of the weight while the
+                multiples of 8, where a residual or a gate is fused unless cuBLAS is ahead with it
+                apart (`blas_is_ahead_of_fused`). A row's bits depend neither on the other rows
+                nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 192, 193 .. 256
+                and above. With a PackedWeight it fetches the first bytes of the weight while the
                 preceding kernel still runs
     torch       everything else on a GPU, and an unpacked weight on the CPU. cuBLAS may round
                 partial sums to x's dtype
@@ -272,7 +272,7 @@ def _blas_is_ahead(
 ) -> bool:
     """Whether torch's way is faster, of those that give the same."""
     if fused:
-        return gated and bias is None and _choices.blas_is_ahead_of_gated(rows, n, k)
+        return bias is None and _choices.blas_is_ahead_of_fused(rows, n, k, gated=gated)
     has_other_bias = bias is not None and bias.dtype != x.dtype
     return not (wide or has_other_bias) and _choices.blas_is_ahead(rows, n, k)
 

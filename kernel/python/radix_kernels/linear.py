@@ -42,13 +42,13 @@ def linear(
     logits should be, not at all. The quantized kinds of weight: see `pack_weight`; a NaN or
     infinity in x makes its whole row of outputs not finite. With a packed weight on the CPU a row's
     bits depend on neither the other rows nor the number of threads; in Hopper's kernels neither on
-    the other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 256 and above, of
-    a quantized weight within 1 .. 16, 17 .. 32, 33 .. 64, 65 .. 128 and 129 .. 512. A quantized
-    weight in the order of Hopper's library meets more than 32 rows, and of some shapes more than
-    16, rounded to x's dtype (one rounding an element; mxfp4 is exact in bfloat16); up to that, and
-    in rows of codes, it is exact. torch, which runs the rest (docs/kernels/gemm.md says when),
-    promises no such thing and refuses strides of 2**31 and more (RuntimeError). Errors: TypeError
-    (dtype), ValueError (shape, stride).
+    the other rows nor on their number within 1 .. 16, 17 .. 64, 65 .. 128, 129 .. 192, 193 .. 256
+    and above, of a quantized weight within 1 .. 16, 17 .. 32, 33 .. 64, 65 .. 128 and 129 .. 512. A
+    quantized weight in the order of Hopper's library meets more than 32 rows, and of some shapes
+    more than 16, rounded to x's dtype (one rounding an element; mxfp4 is exact in bfloat16); up to
+    that, and in rows of codes, it is exact. torch, which runs the rest (docs/kernels/gemm.md says
+    when), promises no such thing and refuses strides of 2**31 and more (RuntimeError). Errors:
+    TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear"
     name = read_out_dtype(op, x, out_dtype, out)

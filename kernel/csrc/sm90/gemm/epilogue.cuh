@@ -89,15 +89,10 @@ __device__ inline float finish_sum(const Epilogue& e, float sum, int token, int 
   return e.bias ? sum + bias_of<Out>(e, row) : sum;
 }
 
-// Scales and bias of the sums of 8 rows of the weight, `row_step` apart, of which `count` exist.
+// The bias of 8 rows of the weight, `row_step` apart, of which `count` exist.
 template <class Out>
-__device__ inline void finish_eight(const Epilogue& e, float (&v)[8], int token, int row, int row_step, int count) {
+__device__ inline void add_bias_eight(const Epilogue& e, float (&v)[8], int row, int row_step, int count) {
   const auto at = [&](int j) { return row + min(j, count - 1) * row_step; };
-  if (e.scale_x) {
-    const float scale = token_scale(e, token);
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] *= scale * e.scale_w[at(j) * e.scale_w_step];
-  }
   if (e.bias && e.bias_float) {
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] += reinterpret_cast<const float*>(e.bias)[at(j)];
@@ -105,6 +100,16 @@ __device__ inline void finish_eight(const Epilogue& e, float (&v)[8], int token,
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] += gpu::to_float(reinterpret_cast<const Out*>(e.bias)[at(j)]);
   }
+}
+// Their scales, and the bias.
+template <class Out>
+__device__ inline void finish_eight(const Epilogue& e, float (&v)[8], int token, int row, int row_step, int count) {
+  if (e.scale_x) {
+    const float scale = token_scale(e, token);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] *= scale * e.scale_w[(row + min(j, count - 1) * row_step) * e.scale_w_step];
+  }
+  add_bias_eight<Out>(e, v, row, row_step, count);
 }
 
 template <class Out>
@@ -209,10 +214,14 @@ class EightRows {
   float scale_[8];
 };
 
+// The residual's 8 neighbours where takes_eight().
+__device__ inline uint4 residual_eight(const Epilogue& e, int64_t row, int column) {
+  return *reinterpret_cast<const uint4*>(e.residual + (row * e.residual_step + column) * 2);
+}
+
 // 8 neighbouring results of a token, `row` of the result, where takes_eight().
 template <class Out>
-__device__ inline void store_whole(const Epilogue& e, float (&v)[8], int64_t row, int column) {
-  if (e.residual) add_eight<Out>(v, reinterpret_cast<const Out*>(e.residual) + row * e.residual_step + column);
+__device__ inline void store_sums(const Epilogue& e, const float (&v)[8], int64_t row, int column) {
   const int64_t at = row * e.out_step + column;
   if (e.out_float) {
     float4* to = reinterpret_cast<float4*>(reinterpret_cast<float*>(e.out) + at);
@@ -223,6 +232,12 @@ __device__ inline void store_whole(const Epilogue& e, float (&v)[8], int64_t row
         make_uint4(round_pair<Out>(v[0], v[1]), round_pair<Out>(v[2], v[3]), round_pair<Out>(v[4], v[5]),
                    round_pair<Out>(v[6], v[7]));
   }
+}
+// The same, with the residual.
+template <class Out>
+__device__ inline void store_whole(const Epilogue& e, float (&v)[8], int64_t row, int column) {
+  if (e.residual) add_eight<Out>(v, reinterpret_cast<const Out*>(e.residual) + row * e.residual_step + column);
+  store_sums<Out>(e, v, row, column);
 }
 
 // One result.

@@ -55,8 +55,9 @@ Params params_of(const Problem& q) {
   return p;
 }
 
-constexpr int kMmaM16Tokens = 16;  // at most, of the kernel on mma.sync
-constexpr int kSwapAbTokens = 64;  // and of the one on wgmma with the operands swapped
+constexpr int kMmaM16Tokens = 16;       // at most, of the kernel on mma.sync
+constexpr int kSwapAbTokens = 64;       // and of the one on wgmma with the operands swapped
+constexpr int kSwapAbManyTokens = 192;  // of that one with 16-bit operands, where it is ahead
 
 using gpu::multiprocessors;
 
@@ -65,6 +66,8 @@ template <class T>
 void mma_m16(const Problem& problem);
 template <class T>
 void wgmma_swap_ab(const Problem& problem);
+template <class T>
+void wgmma_swap_ab_many(const Problem& problem, int share);
 template <class In, class Out>
 void wgmma_persistent(const Problem& problem);
 

@@ -4,6 +4,7 @@
 #include "sm90/gemm/problem.cuh"
 #include "sm90/gemm/tensor_maps.cuh"
 #include "sm90/gemm/wgmma_persistent_kernel.cuh"
+#include "sm90/gemm/wgmma_swap_ab_tiles.cuh"
 
 namespace radix::gemm {
 
@@ -34,14 +35,16 @@ void launch_persistent(const Problem& q) {
   p.n_tiles = ceil_div(q.n, Tile::kColumns * kAlongN) * kAlongN;
   p.tiles = persistent_tiles(q, q.m, Tile::kTokens, Tile::kColumns, kShare);
   const int clusters = multiprocessors(q.device) / kPersistentCluster;
+  const sm90::TensorMap x_map = token_map(q, Tile::kTokens / kAlongN);
+  const int last = q.m % Tile::kTokens;  // rows; none: all tiles are whole, and the map below is not used
   sm90::LaunchShape shape;
   shape.grid = dim3((kShare == Share::k ? p.tiles : std::min(clusters, p.tiles)) * kPersistentCluster);
   shape.threads = kPersistentThreads;
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = kPersistentCluster;
   sm90::launch_dependent(q.op, q.device, q.stream, wgmma_persistent_kernel<kType, Out, Tile, kSums, kShare>, shape,
-                         token_map(q, Tile::kTokens / kAlongN), weight_map(q, Tile::kColumns / kAlongM),
-                         result_map(q, kStoreBoxColumns), p);
+                         x_map, last ? token_map(q, last_box_rows(kShare, last)) : x_map,
+                         weight_map(q, Tile::kColumns / kAlongM), result_map(q, kStoreBoxColumns), p);
 }
 
 struct PersistentChoice {
@@ -70,13 +73,13 @@ const PersistentChoice& fastest(const Problem& q, int m) {
 
 // Weights of few rows, up to kPersistentTokens tokens: k shared where that is faster.
 template <sm90::Operand kType, class Out, Sums kSums, class... Tiles>
-void split_k_or_fastest(const Problem& q) {
+const PersistentChoice& split_k_or_fastest(const Problem& q) {
   if (q.m <= kPersistentTokens && q.k >= 1024 && !q.gated()) {
     const PersistentChoice& shared = fastest<kType, Out, kSums, Share::k, PersistentTile<64>>(q, kPersistentTokens);
     const PersistentChoice& whole = fastest<kType, Out, kSums, Share::tokens, Tiles...>(q, kPersistentTokens);
-    if (shared.cycles(q, kPersistentTokens) < whole.cycles(q, kPersistentTokens)) return shared.launch(q);
+    if (shared.cycles(q, kPersistentTokens) < whole.cycles(q, kPersistentTokens)) return shared;
   }
-  fastest<kType, Out, kSums, Share::tokens, Tiles...>(q, q.m).launch(q);
+  return fastest<kType, Out, kSums, Share::tokens, Tiles...>(q, q.m);
 }
 
 // The tile does not change bits; whether k is shared does, and how long the tensor cores add: these follow from n, k
@@ -86,10 +89,12 @@ void persistent_fp8(const Problem& q) {
   constexpr auto kType = sm90::Operand::e4m3;
   if (q.block_w)
     return split_k_or_fastest<kType, Out, Sums::blocks, PersistentTile<192>, PersistentTile<128, 2, true>,
-                              PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
+                              PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q)
+        .launch(q);
   if (!q.fast || q.m <= kPersistentTokens)
     return split_k_or_fastest<kType, Out, Sums::exact, PersistentTile<192>, PersistentTile<128, 2, true>,
-                              PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
+                              PersistentTile<160>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q)
+        .launch(q);
   fastest<kType, Out, Sums::fast, Share::weight, PersistentTile<256, 1, true>, PersistentTile<224>, PersistentTile<192>,
           PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q, q.m)
       .launch(q);
@@ -101,7 +106,8 @@ void persistent_int8(const Problem& q) {
   constexpr auto kType = sm90::Operand::s8;
   if (q.m <= kPersistentTokens)
     return split_k_or_fastest<kType, Out, Sums::fast, PersistentTile<256, 1, true>, PersistentTile<224>,
-                              PersistentTile<192>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q);
+                              PersistentTile<192>, PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q)
+        .launch(q);
   fastest<kType, Out, Sums::fast, Share::weight, PersistentTile<256, 1, true>, PersistentTile<224>, PersistentTile<192>,
           PersistentTile<128>, PersistentTile<96>, PersistentTile<64>>(q, q.m)
       .launch(q);
@@ -112,7 +118,7 @@ void persistent_int8(const Problem& q) {
 constexpr int kSplitKTokens = 2 * kPersistentTokens;
 
 template <sm90::Operand kType, class Out>
-void persistent_16bit(const Problem& q) {
+const PersistentChoice& persistent_16bit_choice(const Problem& q) {
   if (q.m <= kPersistentTokens)
     return split_k_or_fastest<kType, Out, Sums::fast, PersistentTile<128>, PersistentTile<64>>(q);
   constexpr auto whole = fastest<kType, Out, Sums::fast, Share::weight, PersistentTile<256>, PersistentTile<192>,
@@ -120,9 +126,18 @@ void persistent_16bit(const Problem& q) {
   if (q.m <= kSplitKTokens && q.k >= 1024 && !q.gated()) {
     const PersistentChoice& shared =
         fastest<kType, Out, Sums::fast, Share::k, PersistentTile<128>, PersistentTile<64>>(q, kSplitKTokens);
-    if (shared.cycles(q, kSplitKTokens) < whole(q, kSplitKTokens).cycles(q, kSplitKTokens)) return shared.launch(q);
+    if (shared.cycles(q, kSplitKTokens) < whole(q, kSplitKTokens).cycles(q, kSplitKTokens)) return shared;
   }
-  whole(q, q.m).launch(q);
+  return whole(q, q.m);
+}
+
+// Up to kSwapAbManyTokens tokens the swap-AB kernel too, whose tile has as many rows of x as there are: tiles of 128
+// take as long for one token more than 128 as for 256.
+template <sm90::Operand kType, class Out>
+void persistent_16bit(const Problem& q) {
+  const PersistentChoice& choice = persistent_16bit_choice<kType, Out>(q);
+  const int share = swap_ab_many_share(q, choice.cycles(q, q.m));
+  share > 0 ? wgmma_swap_ab_many<Out>(q, share) : choice.launch(q);
 }
 
 template <class In, class Out>

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
       pdl_wait();
-      PersistentProducer<kType, Tile, kShare> self(p, shared, x_map, weight_map, 0);
+      PersistentProducer<kType, Tile, kShare, kWeights> self(p, shared, x_map, x_map, weight_map, 0);
       int ahead = 0;
       for (GroupedTileOrder tour(p, groups, rank); tour.here();) {
         const TileCoord at = tour.take();

@@ -82,13 +82,15 @@ __device__ void load_column_epilogue(const PersistentParams& p, const TileCoord&
   }
 }
 
-// What the producer's thread loads: stages of tiles, in the order in which consumers read them.
-template <sm90::Operand kType, class Tile, Share kShare>
+// What the producer's thread loads: stages of tiles, in the order in which consumers read them. `last_map`: x in boxes
+// of last_box_rows() for the last tile; groups of rows follow each other in x, and have whole boxes.
+template <sm90::Operand kType, class Tile, Share kShare, Weights kWeights = Weights::dense>
 class PersistentProducer {
  public:
   __device__ PersistentProducer(const PersistentParams& p, const PersistentShared<Tile>& shared,
-                                const sm90::TensorMap& x_map, const sm90::TensorMap& weight_map, int first_chunk)
-      : p_(p), s_(shared), x_map_(x_map), weight_map_(weight_map), first_chunk_(first_chunk) {}
+                                const sm90::TensorMap& x_map, const sm90::TensorMap& last_map,
+                                const sm90::TensorMap& weight_map, int first_chunk)
+      : p_(p), s_(shared), x_map_(x_map), last_map_(last_map), weight_map_(weight_map), first_chunk_(first_chunk) {}
 
   __device__ void run(int first, int step, int rank, int chunks) {
     using namespace sm90;
@@ -96,7 +98,8 @@ class PersistentProducer {
     int ahead = 0;
     if (p_.static_weight) {
       const TileCoord at = tile_coord<kShare, Tile>(p_, first, rank);
-      for (; ahead < min(Tile::kStages, chunks); ahead++) load_weight(ahead, at, rank, ahead);
+      const uint32_t bytes = kWeightBytes + token_box(at, rank).bytes;
+      for (; ahead < min(Tile::kStages, chunks); ahead++) load_weight(ahead, at, rank, ahead, bytes);
     }
     pdl_wait();
     for (int tile = first; tile < p_.tiles; tile += step)
@@ -104,14 +107,15 @@ class PersistentProducer {
   }
   // The stages of a tile, `ahead` of whose weights are on their way.
   __device__ void load(const TileCoord& at, int rank, int chunks, int& ahead) {
+    const TokenBox box = token_box(at, rank);
     for (int chunk = 0; chunk < chunks; chunk++, ring_.next()) {
       if (ahead > 0) {
         ahead--;
       } else {
         sm90::barrier_wait(&s_.empty[ring_.index], ring_.parity ^ 1);
-        load_weight(ring_.index, at, rank, chunk);
+        load_weight(ring_.index, at, rank, chunk, kWeightBytes + box.bytes);
       }
-      load_tokens(ring_.index, at, rank, chunk);
+      if (box.map) load_tokens(ring_.index, at, box, chunk);
     }
   }
 
@@ -119,35 +123,52 @@ class PersistentProducer {
   static constexpr uint16_t kBoth = 3;
   static constexpr int kAlongN = tiles_along_n(kShare), kAlongM = tiles_along_m(kShare);
   static constexpr int kChunk = 128 / sm90::operand_bytes(kType);  // elements in the 128 bytes of a stage's row
+  static constexpr uint32_t kWeightBytes = Tile::kColumns * 128;   // of a stage, from both blocks where they share it
 
-  __device__ void load_weight(int stage, const TileCoord& at, int rank, int chunk) const {
+  // What this block asks for of a tile's rows of x.
+  struct TokenBox {
+    const sm90::TensorMap* map;  // null: the tile lies behind the last row, beside one that does not
+    int first;                   // row of the tile
+    uint32_t bytes;              // of x that a stage of either block receives, from both where they share the tokens
+  };
+  // Rows of a stage that no box fills keep what they held, NaNs too: a row of x is in one row of sums alone, and those
+  // of rows that do not exist are not stored.
+  __device__ TokenBox token_box(const TileCoord& at, int rank) const {
+    const int rows = at.end - at.row;
+    if (kWeights != Weights::dense || rows >= Tile::kTokens)
+      return {&x_map_, kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, Tile::kTokenBytes};
+    if (rows <= 0) return {nullptr, 0, 0};
+    return {&last_map_, last_box_row(kShare, rows, rank), uint32_t(kAlongN * last_box_rows(kShare, rows) * 128)};
+  }
+
+  // `bytes`: of the whole stage.
+  __device__ void load_weight(int stage, const TileCoord& at, int rank, int chunk, uint32_t bytes) const {
     const int first_row = kAlongM > 1 ? rank * (Tile::kColumns / 2) : 0, row = at.n_tile * Tile::kColumns + first_row;
     const int k = (first_chunk_ + chunk) * kChunk;
     const int y = p_.gated ? 0 : row, z = p_.gated ? 0 : at.matrix,
               w = p_.gated ? at.matrix * (p_.n / 8) + row / 16 : 0;
     char* to = s_.weight(stage) + first_row * 128;
     uint64_t* full = &s_.full[stage];
-    sm90::barrier_arrive_expect(full, Tile::kStageBytes);
+    sm90::barrier_arrive_expect(full, bytes);
     if constexpr (kAlongM > 1) {
       sm90::tma_multicast_4d(to, &weight_map_, full, kBoth, k, y, z, w);
     } else {
       sm90::tma_load_4d(to, &weight_map_, full, k, y, z, w);
     }
   }
-  __device__ void load_tokens(int stage, const TileCoord& at, int rank, int chunk) const {
-    const int first_row = kAlongN > 1 ? rank * (Tile::kTokens / 2) : 0, y = at.row + first_row;
-    const int k = (first_chunk_ + chunk) * kChunk;
-    char* to = s_.tokens(stage) + first_row * 128;
+  __device__ void load_tokens(int stage, const TileCoord& at, const TokenBox& box, int chunk) const {
+    const int k = (first_chunk_ + chunk) * kChunk, y = at.row + box.first;
+    char* to = s_.tokens(stage) + box.first * 128;
     if constexpr (kAlongN > 1) {
-      sm90::tma_multicast_3d(to, &x_map_, &s_.full[stage], kBoth, k, y, at.batch);
+      sm90::tma_multicast_3d(to, box.map, &s_.full[stage], kBoth, k, y, at.batch);
     } else {
-      sm90::tma_load_3d(to, &x_map_, &s_.full[stage], k, y, at.batch);
+      sm90::tma_load_3d(to, box.map, &s_.full[stage], k, y, at.batch);
     }
   }
 
   const PersistentParams& p_;
   const PersistentShared<Tile> s_;
-  const sm90::TensorMap &x_map_, &weight_map_;
+  const sm90::TensorMap &x_map_, &last_map_, &weight_map_;
   const int first_chunk_;
   sm90::Ring<Tile::kStages> ring_;
 };
@@ -155,6 +176,7 @@ class PersistentProducer {
 template <sm90::Operand kType, class Out, class Tile, Sums kSums, Share kShare>
 __global__ void __launch_bounds__(kPersistentThreads, 1)
     wgmma_persistent_kernel(const __grid_constant__ sm90::TensorMap x_map,
+                            const __grid_constant__ sm90::TensorMap last_map,
                             const __grid_constant__ sm90::TensorMap weight_map,
                             const __grid_constant__ sm90::TensorMap out_map,
                             const __grid_constant__ ParamsOf<kType, PersistentParams> p) {
@@ -183,7 +205,8 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   if (threadIdx.x < 128) {
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      PersistentProducer<kType, Tile, kShare>(p, shared, x_map, weight_map, first_chunk).run(first, step, rank, chunks);
+      PersistentProducer<kType, Tile, kShare> self(p, shared, x_map, last_map, weight_map, first_chunk);
+      self.run(first, step, rank, chunks);
     } else if (threadIdx.x / 32 == 1) {
       pdl_wait();
       Ring<Tile::kStages> ring;

@@ -45,6 +45,19 @@ __host__ __device__ constexpr int tiles_along_n(Share share) {
   return share == Share::tokens ? kPersistentCluster : 1;
 }
 
+// The last tile's `rows` of x, fewer than a tile has, come in one box a block that ends with x's last row: tiles whose
+// boxes reached beyond it took longer than full ones. Blocks that share the tokens load a box each, alike in size; the
+// second begins at a multiple of 8 rows (the swizzle's), where it may overlap the first: both write the same there.
+__host__ __device__ constexpr int last_box_row(Share share, int rows, int rank) {
+  return rank * (rows / tiles_along_n(share) / 8 * 8) * (tiles_along_n(share) - 1);
+}
+__host__ __device__ constexpr int last_box_rows(Share share, int rows) {
+  return rows - last_box_row(share, rows, 1);
+}
+static_assert(last_box_row(Share::tokens, 72, 0) == 0 && last_box_row(Share::tokens, 72, 1) == 32);
+static_assert(last_box_rows(Share::tokens, 72) == 40 && last_box_rows(Share::tokens, 7) == 7);
+static_assert(last_box_row(Share::k, 72, 1) == 0 && last_box_rows(Share::weight, 72) == 72);
+
 static_assert(kPersistentThreads == 3 * sm90::kWarpgroup, "a producer warpgroup and two consumers");
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread, after setmaxnreg
 static_assert(sm90::registers_fit(1, kProducerRegisters, 2, kConsumerRegisters));

@@ -1,29 +1,11 @@
-// Choice of the swap-AB kernel's tiles: blocks that share a tile, its rows, and the instantiation that holds them.
+// Choice of the swap-AB kernel's instantiation, up to kSwapAbTokens tokens, and its launch.
 #pragma once
 
-#include <algorithm>
-
-#include "sm90/gemm/problem.cuh"
 #include "sm90/gemm/tensor_maps.cuh"
 #include "sm90/gemm/wgmma_swap_ab_kernel.cuh"
+#include "sm90/gemm/wgmma_swap_ab_tiles.cuh"
 
 namespace radix::gemm {
-
-struct SwapAbShape {
-  int share;     // blocks of a cluster, over k
-  int clusters;  // of the first round: one block a multiprocessor
-  int rows;      // of the weight in a tile
-};
-
-// Tiles alike, of at most `most` rows, in the fewest rounds of one block a multiprocessor.
-inline SwapAbShape swap_ab_tiles(const Problem& q, int multiprocessors, int share, int most) {
-  // Clusters of more than 2 leave some multiprocessors of a GPC alone.
-  const int clusters = share <= 2 ? multiprocessors / share : multiprocessors / 16 * 16 / share;
-  const int unit = q.gated() ? 16 : 8;
-  const int rounds = (q.n + most * clusters - 1) / (most * clusters);
-  const int rows = (q.n + clusters * rounds - 1) / (clusters * rounds);
-  return {share, clusters, std::max((rows + unit - 1) / unit * unit, 16)};
-}
 
 // Blocks that share k, for a weight too small to give every multiprocessor rows of its own. From n, k and the tokens'
 // range (1 .. 16, 17 .. 64) alone: a token's bits depend on it.
@@ -46,7 +28,7 @@ void launch_swap_ab(const Problem& q, const SwapAbShape& s) {
   shape.shared_bytes = Tile::kSharedBytes;
   shape.cluster = s.share;
   sm90::launch_dependent(q.op, q.device, q.stream, wgmma_swap_ab_kernel<kType, Out, Tile>, shape, weight_map(q, s.rows),
-                         token_map(q, Tile::kTokens), p);
+                         token_map(q, q.m), p);
 }
 
 // From so many bytes on a weight is read by blocks that take a whole multiprocessor, with twice the bytes on their way:

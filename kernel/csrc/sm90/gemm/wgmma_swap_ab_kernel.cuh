@@ -1,21 +1,23 @@
-// out[m, n] = x[m, k] * weight[n, k]^T for up to 64 tokens, on wgmma. Bound by bytes: the weight is read once.
+// out[m, n] = x[m, k] * weight[n, k]^T for up to 64 tokens, of 16-bit operands up to 192, on wgmma. Bound by bytes: the
+// weight is read once.
 //
 // The weight is wgmma's 64-row operand and the tokens its columns, so that few tokens waste no rows.
 //
 // clang-format off
 //   cluster of S blocks   one tile of `rows` weight rows at a time, each block a share of k; persistent where S is 1
-//   producer, a warp      TMA of [rows, 128 bytes] of the weight and [kTokens, 128 bytes] of x into a ring of stages,
+//   producer, a warp      TMA of [rows, 128 bytes] of the weight and [m, 128 bytes] of x into a ring of stages,
 //                         which runs on from tile to tile; scales of blocks by cp.async
 //   consumers             kGroups warpgroups, kBlocks times 64 rows each: wgmma from the stage, sums in registers
-//   epilogue              64 rows of each warpgroup at a time through shared memory, so that 8 neighbouring results of
-//                         a token leave as 16 bytes; with S > 1 the blocks of the cluster first add up, in the order of
-//                         their ranks
+//   epilogue              64 rows of each warpgroup and up to 64 tokens at a time through shared memory, so that 8
+//                         neighbouring results of a token leave as 16 bytes; with S > 1 the blocks of the cluster first
+//                         add up, in the order of their ranks
 // clang-format on
 //
-// `rows` is a multiple of 8 chosen so that the tiles of all blocks are alike; operand rows beyond it hold leftovers
-// that only reach sums nobody reads. Where a block takes at most half of a multiprocessor, the next kernel's blocks
-// wait beside it with their rings full of weights (pdl.cuh). FP8 sums move to float32 registers every 128 elements of k
-// (the tensor cores keep about 14 bits), times the scales of the block where there are any; INT8 sums are exact.
+// `rows` is a multiple of 8 chosen so that the tiles of all blocks are alike; operand rows beyond it, and tokens beyond
+// m, hold leftovers (NaNs too) that only reach sums nobody reads: each sum has one row and one token. Where a block
+// takes at most half of a multiprocessor, the next kernel's blocks wait beside it with their rings full of weights
+// (pdl.cuh). FP8 sums move to float32 registers every 128 elements of k (the tensor cores keep about 14 bits), times
+// the scales of the block where there are any; INT8 sums are exact.
 //
 // Shared memory (kSharedBytes and static barriers); for the only tile of a block `partials` lie over the stages:
 //
@@ -57,21 +59,24 @@ struct SwapAbTile {
   static constexpr int kBlocks = kBlocks_, kGroups = kGroups_, kTokens = kTokens_;
   static constexpr bool kBlockScaled = kBlockScaled_, kHalf = kHalf_;
   static constexpr int kRows = 64 * kBlocks * kGroups;
-  // Enough sums for the vectorized epilogue, where blocks do not share k (vector_epilogue).
-  static constexpr bool kVectorEpilogue = kRows > 64 && kTokens > 16;
+  // Enough sums for the vectorized epilogue, where blocks do not share k (vector_epilogue), and registers for it.
+  static constexpr bool kVectorEpilogue = kRows > 64 && kTokens > 16 && kTokens <= 64;
   static constexpr int kWeightBytes = kRows * 128, kTokenBytes = kTokens * 128;
   static constexpr int kScales =
       kBlockScaled ? kTokens + 4 : 0;  // of a stage: tokens, then blocks of the weight's rows
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
   static constexpr int kColumns = 64 * kGroups, kColumnStep = kColumns + 4;  // of a token in `partials`; 4: banks
-  static constexpr int kPartialFloats = kTokens * kColumnStep;
+  static constexpr int kPass = kTokens < 64 ? kTokens : 64;                  // tokens in `partials` at a time
+  static constexpr int kPasses = (kTokens + kPass - 1) / kPass;
+  static constexpr int kPartialFloats = kPass * kColumnStep, kAllPartialFloats = kTokens * kColumnStep;
   static constexpr int kFit = ((kHalf ? 111 : 224) * 1024 - kPartialFloats * 4) / (kStageBytes + kScales * 4);
   static constexpr int kStages = kFit < 20 ? kFit : 20;
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kSharedBytes =
       kStages * (kStageBytes + kScales * 4) + kPartialFloats * 4 + 1024;  // 1024: to align
   static_assert(kRows <= sm90::kMaxBox, "one TMA box of weight rows");
-  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 64, "wgmma's N, and a TMA box of tokens");
+  static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= sm90::kMaxWgmmaColumns && kTokens <= sm90::kMaxBox,
+                "wgmma's N, and a TMA box of tokens");
   static_assert(kBlocks * kTokens / 2 <= 128, "sums of a thread");
   static_assert(kWeightBytes % sm90::kSwizzleAtom == 0 && kTokenBytes % sm90::kSwizzleAtom == 0, "swizzled operands");
   static_assert(kColumnStep % 4 == 0, "partial sums are read as float4");
@@ -80,7 +85,8 @@ struct SwapAbTile {
                 "a thread's columns are the same for all its tokens");
   static_assert(kThreads * (kHalf ? 2 : 1) <= sm90::kSmThreads && kThreads <= sm90::kMaxThreads);
   static_assert(kStages >= 2, "the ring needs a stage to fill beside the one that is read");
-  static_assert(kStages * kStageBytes >= kBlocks * kPartialFloats * 4, "all sums of the only tile fit into the ring");
+  static_assert(kStages * kStageBytes >= kBlocks * kAllPartialFloats * 4,
+                "all sums of the only tile fit into the ring");
   static_assert(sm90::shared_fits(kSharedBytes + 2 * kStages * 8, kHalf ? 2 : 1), "the barriers are static");
 };
 
@@ -88,7 +94,7 @@ template <class Tile>
 struct SwapAbShared {
   char* stages;            // [kStages][weight, x]
   float* scales;           // [kStages][kScales]
-  float* partials;         // [kTokens][kColumnStep]
+  float* partials;         // [kPass][kColumnStep]
   uint64_t *full, *empty;  // [kStages]
   __device__ char* weight(int stage) const { return stages + stage * Tile::kStageBytes; }
   __device__ char* x(int stage) const { return weight(stage) + Tile::kWeightBytes; }
@@ -143,7 +149,7 @@ class SwapAbProducer {
   __device__ void load_weight(int stage, int tile, int chunk) const {
     if (lane_ != 0) return;
     uint64_t* barrier = &s_.full[stage];
-    sm90::barrier_arrive_expect(barrier, p_.rows * 128 + Tile::kTokenBytes);
+    sm90::barrier_arrive_expect(barrier, (p_.rows + p_.m) * 128);  // boxes of rows that exist
     const int y = p_.gated ? 0 : tile * p_.rows, z = p_.gated ? 0 : blockIdx.z,
               w = p_.gated ? tile * (p_.rows / 16) : 0;
     sm90::tma_load_4d(s_.weight(stage), weight_map_, barrier, chunk * kChunk, y, z, w, sm90::L2Keep::first_out);
@@ -251,54 +257,116 @@ class SwapAbConsumer {
     }
   }
 
-  // Block b of every warpgroup to partials [token][64 * group + row].
-  __device__ void write_partials(int b, float* partials) const {
+  // A pass's tokens of block b of every warpgroup to partials [token][64 * group + row].
+  __device__ void write_partials(int b, int pass, float* partials) const {
 #pragma unroll
     for (int i = 0; i < kBlocks; i++)
-      if (i == b) write_partials_of(sum_[i], partials);
+#pragma unroll
+      for (int j = 0; j < Tile::kPasses; j++)
+        if (i == b && j == pass) write_partials_of(sum_[i], j, partials);
   }
+  // Those of all passes and blocks, one after the other.
   __device__ void write_all_partials(float* partials) const {
 #pragma unroll
-    for (int b = 0; b < kBlocks; b++) write_partials_of(sum_[b], partials + b * Tile::kPartialFloats);
+    for (int b = 0; b < kBlocks; b++)
+#pragma unroll
+      for (int pass = 0; pass < Tile::kPasses; pass++)
+        write_partials_of(sum_[b], pass, partials + b * Tile::kAllPartialFloats + pass * Tile::kPartialFloats);
   }
 
-  // The results of block b from the partials of `share` blocks: 8 rows (gated: 8 pairs) of a token at a time, of which
-  // this block takes every share-th.
-  __device__ void epilogue(int tile, int b, const float* partials, int rank, int share) const {
+  // The results of block b's tokens first .. first + count - 1 from the partials of `share` blocks, which begin with
+  // token `first`: 8 rows (gated: 8 pairs) of a token at a time, of which this block takes every share-th.
+  __device__ void epilogue(int tile, int b, int first, int count, const float* partials, int rank, int share) const {
     if constexpr (Tile::kVectorEpilogue) {
       if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
         return p_.gated ? vector_epilogue<true>(tile, b, partials) : vector_epilogue<false>(tile, b, partials);
+    } else if constexpr (Tile::kPasses > 1) {
+      const Pieces pieces = {tile, first, count, rank, share, partials};
+      if (takes_eight(p_.epilogue, p_.gated ? p_.row_step : 1, p_.n))
+        return p_.gated ? many_epilogue<true>(pieces) : many_epilogue<false>(pieces);
     }
     constexpr int kThreads = 128 * kGroups;
-    const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = p_.m * pieces;
+    const int pieces = Tile::kColumns / (p_.gated ? 16 : 8), total = count * pieces;
     for (int i = threadIdx.x * share + rank; i < total; i += kThreads * share) {
-      const int token = i / pieces, at = i % pieces * (p_.gated ? 16 : 8);  // of the partials' columns
+      const int token = i / pieces, at = i % pieces * (p_.gated ? 16 : 8);  // of the partials
       const int row = (at / 64 * kBlocks + b) * 64 + at % 64;               // of the tile
       const int column = p_.first_column(tile) + (p_.gated ? row / 2 : row);
-      const int count = row < p_.rows ? min(8, p_.n - column) : 0;
-      if (count <= 0) continue;
-      const float* from = partials + token * Tile::kColumnStep + at;
-      float v[8];
-      sum_eight<true>(v, from, share, token, column, count);
-      finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
-      if (p_.gated) {
-        float up[8];
-        sum_eight<false>(up, from + 8, share, token, column, count);
-        finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
-      }
-      store_eight<Out>(p_.epilogue, v, int64_t{blockIdx.z} * p_.m + token, column, count);
+      const int existing = row < p_.rows ? min(8, p_.n - column) : 0;
+      if (existing <= 0) continue;
+      finish_piece(partials + token * Tile::kColumnStep + at, first + token, column, existing, share);
     }
   }
 
  private:
-  __device__ void write_partials_of(const Sum (&sum)[kSums], float* partials) const {
+  __device__ void write_partials_of(const Sum (&sum)[kSums], int pass, float* partials) const {
+    constexpr int kEights = Tile::kPass / 8;
     float* to = partials + 2 * t_ * Tile::kColumnStep + group_ * 64 + warp_ * 16 + g_;
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; i++)
+    for (int i = 0; i < kEights; i++) {
+      const int from = pass * kEights + i;
+      if (from >= kTokens / 8) continue;
 #pragma unroll
-      for (int j = 0; j < 4; j++) to[(i * 8 + j % 2) * Tile::kColumnStep + j / 2 * 8] = word_of(sum[4 * i + j]);
+      for (int j = 0; j < 4; j++) to[(i * 8 + j % 2) * Tile::kColumnStep + j / 2 * 8] = word_of(sum[4 * from + j]);
+    }
+  }
+
+  // 8 results, of which `count` exist, from their sums.
+  __device__ void finish_piece(const float* from, int token, int column, int count, int share) const {
+    float v[8];
+    sum_eight<true>(v, from, share, token, column, count);
+    finish_eight<Out>(p_.epilogue, v, token, p_.weight_row(column, 0), p_.gated ? p_.row_step : 1, count);
+    if (p_.gated) {
+      float up[8];
+      sum_eight<false>(up, from + 8, share, token, column, count);
+      finish_eight<Out>(p_.epilogue, up, token, p_.weight_row(column, 1), p_.row_step, count);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = silu(v[j]) * up[j];
+    }
+    store_eight<Out>(p_.epilogue, v, int64_t{blockIdx.z} * p_.m + token, column, count);
+  }
+
+  // What epilogue() is asked for.
+  struct Pieces {
+    int tile, first, count, rank, share;
+    const float* partials;
+  };
+  // Many tokens where all is in whole pieces of 16 bytes: the residuals of several are on their way while their sums
+  // are read, from the neighbour's memory too.
+  template <bool kGated>
+  __device__ void many_epilogue(const Pieces& q) const {
+    static_assert(kBlocks == 1, "a warpgroup's rows of the tile are those of the partials");
+    static_assert(sm90::operand_bytes(kType) == 2, "sums have no scales");
+    constexpr int kWidth = kGated ? 16 : 8, kPieces = Tile::kColumns / kWidth, kTogether = kGated ? 1 : 2;
+    const Epilogue& e = p_.epilogue;
+    const int at = threadIdx.x % kPieces * kWidth, step = 128 * kGroups / kPieces * q.share;
+    const int column = p_.first_column(q.tile) + (kGated ? at / 2 : at);
+    const int64_t row = int64_t{blockIdx.z} * p_.m + q.first;  // of the result
+    if (at >= p_.rows || column >= p_.n) return;
+    for (int i = threadIdx.x / kPieces * q.share + q.rank; i < q.count; i += kTogether * step) {
+      uint4 more[kTogether] = {};
+      float v[kTogether][8];
+#pragma unroll
+      for (int j = 0; j < kTogether; j++)
+        if (e.residual && i + j * step < q.count) more[j] = residual_eight(e, row + i + j * step, column);
+#pragma unroll
+      for (int j = 0; j < kTogether; j++) {
+        const int token = min(i + j * step, q.count - 1);
+        const float* from = q.partials + token * Tile::kColumnStep + at;
+        split_k_reduce(v[j], from, q.share);
+        add_bias_eight<Out>(e, v[j], p_.weight_row(column, 0), kGated ? p_.row_step : 1, 8);
+        if constexpr (kGated) {
+          float up[8];
+          split_k_reduce(up, from + 8, q.share);
+          add_bias_eight<Out>(e, up, p_.weight_row(column, 1), p_.row_step, 8);
+#pragma unroll
+          for (int l = 0; l < 8; l++) v[j][l] = silu(v[j][l]) * up[l];
+        }
+        if (e.residual) add_eight<Out>(v[j], &more[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; j++)
+        if (i + j * step < q.count) store_sums<Out>(e, v[j], row + i + j * step, column);
+    }
   }
 
   // finish() where all is in whole pieces of 16 bytes and nobody shares k. A thread's columns are the same for all of
@@ -437,13 +505,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHalf ? 2 : 1)
       self.write_all_partials(partials);
       share > 1 ? cluster_sync() : named_barrier(1, kConsumers);
     }
+    const int passes = once ? 1 : Tile::kPasses;
 #pragma unroll 1
-    for (int b = 0; b < Tile::kBlocks; b++) {
+    for (int i = 0; i < Tile::kBlocks * passes; i++) {
+      const int b = i / passes, first = i % passes * Tile::kPass;
+      const int count = Tile::kPasses == 1 || once ? p.m : min(Tile::kPass, p.m - first);
+      if (count <= 0) continue;
       if (!once) {
-        self.write_partials(b, partials);
+        self.write_partials(b, i % passes, partials);
         named_barrier(1, kConsumers);
       }
-      self.epilogue(tile, b, partials + (once ? b * Tile::kPartialFloats : 0), rank, share);
+      self.epilogue(tile, b, first, count, partials + (once ? b * Tile::kAllPartialFloats : 0), rank, share);
       if (!once) named_barrier(1, kConsumers);
     }
     if (share > 1) cluster_sync_relaxed();  // a block's shared memory stays until the others have read it
