@@ -41,6 +41,14 @@ template <class T>
 void launch(const WgmmaArgs& args, rk_stream stream);
 }  // namespace swap_qk_h16
 
+// The same for so few rows of the batch that a cluster of blocks has each: bound by latency.
+namespace cluster_h16 {
+constexpr int kMostRows = 16;
+constexpr int64_t kWorkspaceBytes = 1'083'392;
+template <class T>
+void launch(const WgmmaArgs& args, rk_stream stream);
+}  // namespace cluster_h16
+
 // 64 query rows of a block on wgmma: bound by the tensor cores.
 namespace wgmma_h64 {
 constexpr int kRows = 64;

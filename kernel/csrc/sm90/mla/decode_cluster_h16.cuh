@@ -1,0 +1,257 @@
+// MLA decode for few rows of up to 16 query rows each: bound by latency, so nothing is waited for that need not be.
+//
+// A cluster of eight blocks has a row, or of a long one a part (share.cuh), and each of its blocks has tiles of it.
+// They join through shared memory: every block gets of all of them what they have of 64 dimensions, one of the eight
+// parts of O, and no block meets another but to read it. Clusters without work end at once. Where several have parts of
+// a row, each block leaves its 64 dimensions in the workspace, and of the blocks that have the same ones the last to
+// arrive joins them (last_arrival.cuh), in the order of the parts.
+//
+// Products and softmax are those of decode_swap_qk_h16 (swap_qk_h16_side.cuh).
+//
+// Shared memory (struct Shared), 217 KiB:
+//
+//   | Operands     | 184 KiB | queries, tiles, probabilities and their barriers (swap_qk_h16_side.cuh)   |
+//   | part_o       | 32 KiB  | 64 dimensions of O of each block of the cluster, as accumulators lie      |
+//   | part_sums    | 1 KiB   | m and l of them                                                           |
+//   | joined, last |         | the barrier at which the parts' bytes count; whether the block goes on    |
+#pragma once
+
+#include "sm90/common/last_arrival.cuh"
+#include "sm90/mla/share.cuh"
+#include "sm90/mla/swap_qk_h16_side.cuh"
+
+namespace radix::mla::cluster_h16 {
+
+using namespace swap_qk_h16;
+
+// Of query rows r and r + 1 dimensions d and d + 8: o.x and o.z of the first row, o.y and o.w of the second, relative
+// to 2^m; (m, l) of the first row in sums.x, y, of the second in z, w.
+struct Quad {
+  float4 o, sums;
+};
+constexpr Quad kNothing = {{0, 0, 0, 0}, {-INFINITY, 0, -INFINITY, 0}};
+
+// What a block leaves of its 64 dimensions.
+struct Partial {
+  float4 o[kConsumers];
+  float4 sums[kRows / 2];
+};
+static_assert(sizeof(unsigned long long) * kMostClusters * kCluster + sizeof(Partial) * kMostClusters * kCluster ==
+                  kWorkspaceBytes,
+              "words of arrival, and behind them the partial results");
+
+struct Shared : Operands {
+  float4 part_o[kCluster][2][128];
+  float4 part_sums[kCluster][kRows / 2];
+  uint64_t joined;
+  bool last;
+};
+static_assert(sizeof(Shared) <= sm90::kMaxSharedBytes);
+static_assert(kCluster * 64 == kLatent, "a block for each 64 dimensions, which four accumulators of a side have");
+constexpr uint32_t kSourceBytes = sizeof(Shared::part_o[0]) + sizeof(Shared::part_sums[0]);
+
+// `count` partial results in order: load(n) is the n-th.
+template <class Load>
+__device__ inline Quad join(int count, const Load& load) {
+  constexpr int kAhead = kCluster;
+  Quad sum = kNothing;
+  for (int first = 0; first < count; first += kAhead) {
+    Quad ahead[kAhead];
+    float m0 = sum.sums.x, m1 = sum.sums.z;
+#pragma unroll
+    for (int n = 0; n < kAhead; n++) {
+      ahead[n] = kNothing;
+      if (first + n < count) ahead[n] = load(first + n);
+    }
+#pragma unroll
+    for (int n = 0; n < kAhead; n++) m0 = fmaxf(m0, ahead[n].sums.x), m1 = fmaxf(m1, ahead[n].sums.z);
+    Quad next = {{0, 0, 0, 0}, {m0, 0, m1, 0}};
+    const auto add = [&next, m0, m1](const Quad& x) {
+      const float w0 = exp2_diff(x.sums.x, m0), w1 = exp2_diff(x.sums.z, m1);
+      next.o.x += x.o.x * w0, next.o.y += x.o.y * w1, next.o.z += x.o.z * w0, next.o.w += x.o.w * w1;
+      next.sums.y += x.sums.y * w0, next.sums.w += x.sums.w * w1;
+    };
+    add(sum);
+#pragma unroll
+    for (int n = 0; n < kAhead; n++) add(ahead[n]);
+    sum = next;
+  }
+  return sum;
+}
+
+// This warp has read what other blocks sent of the query block. It waits for all others (cluster_wait) before its block
+// ends, and before it sends of the next query block, where there is one: then the arrival orders memory too, which
+// takes longer.
+__device__ inline void leave(const WgmmaArgs& a, const Segment& s) {
+  __syncwarp();
+  const bool last = s.packed + kRows >= s.queries * a.group;
+  last ? sm90::cluster_arrive_relaxed() : sm90::cluster_arrive();
+}
+
+// The consumers' work once their sums are complete, side by side: thread 128 i + t has elements 4 i .. 4 i + 3 of the
+// accumulators that thread t of a warpgroup has of the block's 64 dimensions.
+template <class T>
+class Joiner {
+ public:
+  __device__ Joiner(const WgmmaArgs& a, Shared& shared, const Share& share, int rank)
+      : a_(a), shared_(shared), share_(share), rank_(rank), half_(threadIdx.x / 128), thread_(threadIdx.x % 128) {}
+
+  // The blocks' parts, each complete once its bytes are here. parity: of the barrier's phase.
+  __device__ Quad join_blocks(uint32_t parity) const {
+    if (threadIdx.x == 0) sm90::barrier_arrive_expect(&shared_.joined, share_.sources * kSourceBytes);
+    sm90::barrier_wait_cluster(&shared_.joined, parity);
+    return join(share_.sources,
+                [this](int n) { return Quad{shared_.part_o[n][half_][thread_], shared_.part_sums[n][pair()]}; });
+  }
+
+  // Leaves `mine` in the workspace; true in the row's last block that did: `mine` is then the sum of all parts.
+  __device__ bool join_parts(Quad& mine) const {
+    Partial& partial = partial_of(share_.part);
+    partial.o[threadIdx.x] = mine.o;
+    if (thread_ < 4) partial.sums[pair()] = mine.sums;
+    named_barrier(kBoth, kConsumers);
+    if (threadIdx.x < 32) {
+      auto* words = reinterpret_cast<unsigned long long*>(a_.nodes) + share_.first_cluster * kCluster + rank_;
+      const bool last = sm90::last_to_arrive(words, share_.parts, kCluster, share_.part);
+      if (threadIdx.x == 0) shared_.last = last;
+    }
+    named_barrier(kBoth, kConsumers);
+    if (!shared_.last) return false;
+    mine = join(share_.parts, [this](int n) {
+      const Partial& from = partial_of(n);
+      return Quad{__ldcg(&from.o[threadIdx.x]), __ldcg(&from.sums[pair()])};
+    });
+    return true;
+  }
+
+  __device__ void store(const Quad& x, const Segment& s, int rows) const {
+    store_row(x.sums.x, x.sums.y, x.o.x, x.o.z, s, 2 * pair(), rows);
+    store_row(x.sums.z, x.sums.w, x.o.y, x.o.w, s, 2 * pair() + 1, rows);
+  }
+
+ private:
+  // Which two query rows this thread has.
+  __device__ int pair() const { return half_ * 4 + thread_ % 4; }
+  __device__ Partial& partial_of(int part) const {
+    char* partials = a_.nodes + sizeof(unsigned long long) * kMostClusters * kCluster;
+    return reinterpret_cast<Partial*>(partials)[(share_.first_cluster + part) * kCluster + rank_];
+  }
+  __device__ void store_row(float m, float l, float low, float high, const Segment& s, int row, int rows) const {
+    if (row >= rows) return;
+    const attention::Params& p = a_.p;
+    const int64_t token = s.q_begin + (s.packed + row) / a_.group, head = (s.packed + row) % a_.group;
+    const float inverse = l == 0 ? 0.f : 1.f / l;
+    const int dim = rank_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    uint16_t* out = static_cast<uint16_t*>(p.out) + token * p.out_token + head * p.out_head + dim;
+    out[0] = static_cast<uint16_t>(round_pair<T>(low * inverse, 0.f));
+    out[8] = static_cast<uint16_t>(round_pair<T>(high * inverse, 0.f));
+    if (p.lse && rank_ == 0 && thread_ < 4) p.lse[token * p.lse_token + head * p.lse_head] = natural_log(m, l);
+  }
+
+  const WgmmaArgs& a_;
+  Shared& shared_;
+  const Share& share_;
+  int rank_, half_, thread_;
+};
+
+// A consumer warpgroup.
+template <class T, int kSide>
+class Consumer : Side<T, kSide> {
+  using Base = Side<T, kSide>;
+  using Base::a_;
+  using Base::attend;
+  using Base::l_;
+  using Base::lane_;
+  using Base::m_;
+  using Base::o_;
+  using Base::thread_;
+  using Base::warp_;
+
+ public:
+  __device__ Consumer(const WgmmaArgs& a, Shared& shared, const Share& share, int rank)
+      : Base(a, shared), shared_(shared), share_(share), rank_(rank) {}
+
+  __device__ void run() {
+    const Joiner<T> joiner(a_, shared_, share_, rank_);
+    uint32_t parity = 0;
+    for (Segment s = share_.segment; s.packed < s.queries * a_.group; s.packed += kRows, parity ^= 1) {
+      const int rows = min(kRows, s.queries * a_.group - s.packed);
+      if (s.tiles > 0) {
+        attend(s, rows);
+        send_parts();
+      }
+      Quad sum = joiner.join_blocks(parity);
+      leave(a_, s);
+      if (share_.parts == 1 || joiner.join_parts(sum)) joiner.store(sum, s, rows);
+      __syncwarp();
+      sm90::cluster_wait();
+    }
+  }
+
+ private:
+  // 64 dimensions to each of four blocks, and to one m and l of all query rows.
+  __device__ void send_parts() const {
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+      const int block = kSide * 4 + b;
+      const uint32_t to = sm90::remote_address(&shared_.part_o[rank_][0][thread_], block);
+      const uint32_t joined = sm90::remote_address(&shared_.joined, block);
+#pragma unroll
+      for (int i = 0; i < 2; i++) send_floats(to + i * sizeof(shared_.part_o[0][0]), o_[b] + 4 * i, joined);
+    }
+    if (lane_ >= 4) return;
+    const int block = kSide * 4 + warp_;
+    const uint32_t joined = sm90::remote_address(&shared_.joined, block);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float sums[4] = {m_[2 * i], l_[2 * i], m_[2 * i + 1], l_[2 * i + 1]};
+      send_floats(sm90::remote_address(&shared_.part_sums[rank_][i * 4 + lane_], block), sums, joined);
+    }
+  }
+
+  Shared& shared_;
+  const Share& share_;
+  int rank_;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    mla_decode_cluster_h16_kernel(const __grid_constant__ WgmmaArgs a, const __grid_constant__ sm90::TensorMap map) {
+  extern __shared__ __align__(1024) char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  if (threadIdx.x == 0) {
+    init_tile_barriers(a, shared);
+    sm90::barrier_init(&shared.joined, 1);
+    sm90::barrier_init_fence();
+    if (a.box_tokens > 0) sm90::prefetch_tensor_map(&map);
+  }
+  __syncwarp();
+  sm90::cluster_arrive_relaxed();  // with the barriers
+  sm90::pdl_wait();
+  const int rank = sm90::cluster_rank();
+  const Share share = find_share(a, kRows, rank);
+  sm90::cluster_wait();
+  sm90::pdl_trigger();
+  if (share.parts == 0) return;
+  if (threadIdx.x < 128) return Consumer<T, 0>(a, shared, share, rank).run();
+  if (threadIdx.x < kConsumers) return Consumer<T, 1>(a, shared, share, rank).run();
+  Producer producer(a, map, shared);
+  for (Segment s = share.segment; s.packed < s.queries * a.group; s.packed += kRows) {
+    if (s.tiles > 0) producer.fetch(s);
+    leave(a, s);
+    sm90::cluster_wait();
+  }
+}
+
+template <class T>
+void launch(const WgmmaArgs& a, rk_stream stream) {
+  const sm90::TensorMap map = a.box_tokens > 0 ? cache_map(a) : sm90::TensorMap{};
+  sm90::LaunchShape shape = {dim3(kCluster), kThreads, static_cast<int>(sizeof(Shared)), kCluster};
+  // More than run at once would make a row wait for another's clusters; nobody waits for a cluster that does not run.
+  const int at_once = gpu::active_clusters("mla_decode", a.p.device, mla_decode_cluster_h16_kernel<T>, shape);
+  const int clusters = std::min(kMostClusters, std::max(static_cast<int>(a.p.batch), at_once));
+  shape.grid = dim3(clusters * kCluster);
+  sm90::launch_dependent("mla_decode", a.p.device, stream, mla_decode_cluster_h16_kernel<T>, shape, a, map);
+}
+
+}  // namespace radix::mla::cluster_h16
