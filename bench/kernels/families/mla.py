@@ -44,6 +44,11 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         (64, 4096, 64, 16),
         (64, 4096, 1, 16),
         (1, 8192, 64, 16),
+        (1, 600, 16, 16),
+        (4, 600, 16, 16),
+        (16, 600, 16, 16),
+        (64, 600, 16, 16),
+        (16, 4096, 64, 16),
         (256, 1024, 64, 16),
     ):
         yield _decode(device, dtype, [length] * batch, f"B{batch} kv{length}", page, heads)
