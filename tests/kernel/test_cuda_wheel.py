@@ -180,7 +180,7 @@ class _MlaSizes(ctypes.Structure):
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
     """Rows of up to 163,840 tokens. Only `decode_split_fixed` has a tree for each row, and so needs
     more for longer ones."""
-    cluster_h16 = 1_083_392
+    cluster_h16 = {8: 1_083_392, 4: 2_131_968, 2: 4_229_120}  # blocks of a row's cluster
     swap_qk_h16 = 8_687_616
     wgmma_h64 = 34_741_248
     split_fixed_16 = 194_641_920  # 16 query rows of a tile
@@ -190,9 +190,11 @@ def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
         (128, 32, 1, 1, 2, wgmma_h64),
         (128, 32, 1, 1, 1, wgmma_h64),
         (16, 32, 2, 1, 2, wgmma_h64),
-        (16, 17, 1, 1, 2, swap_qk_h16),
-        (16, 16, 1, 1, 2, cluster_h16),
-        (8, 16, 2, 1, 2, cluster_h16),
+        (16, 65, 1, 1, 2, swap_qk_h16),
+        (16, 64, 1, 1, 2, cluster_h16[2]),
+        (16, 32, 1, 1, 2, cluster_h16[4]),
+        (16, 16, 1, 1, 2, cluster_h16[8]),
+        (8, 16, 2, 1, 2, cluster_h16[8]),
         (16, 16, 2, 1, 2, wgmma_h64),
         (16, 16, 1, 1, 1, split_fixed_16),
         (16, 16, 1, 0, 2, split_fixed_16),
@@ -204,7 +206,7 @@ def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
     ):
         sizes = _MlaSizes(
             struct_size=ctypes.sizeof(_MlaSizes),
-            tokens=64,
+            tokens=max(64, batch),
             batch=batch,
             heads=heads,
             page_size=64,

@@ -1,7 +1,8 @@
 """MLA decode of few rows: each row's length decides, on the device, how many blocks share it.
 
-On Hopper up to 16 rows of up to 16 query rows have a kernel of their own, in which a cluster has a
-row, and several one of more than 2,560 tokens."""
+On Hopper up to 64 rows of up to 16 query rows have a kernel of their own, in which a cluster of
+blocks has a row: of eight up to 16 rows, of four up to 32, else of two. Where clusters are left
+over, several share a row of more than 320 tokens for each block."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.kernel.mla_cases import SCALE, Case, amplitude, check, make_case, ora
 from tests.kernel.test_cuda_graphs import record
 
 LENGTHS: tuple[int, ...] = (600, 8192, 0, 65, 2049, 1, 64, 63)
-CUT = 2561  # tokens from which several clusters share a row
+CUT = 2561  # tokens from which several clusters share one of up to 16 rows
 # What the blocks of a cut row tell each other in the workspace; nothing but them writes it.
 ARRIVED = 0xFFB5C3D17FA69E4B - 2**64
 
@@ -36,7 +37,7 @@ def device(request) -> str:
     return chosen
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 17, 33])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 17, 33, 65])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_lengths_beside_each_other(rows, page_size, rng, request):
     """On a CPU shorter ones: how a batch is dealt out there is a matter of 512 tokens."""
@@ -67,6 +68,11 @@ def test_one_row(kv_len, dtype, rng, request):
         (*[CUT + 64] * 16,),
         (3000, 40, 8100, 0, 2800),
         (CUT, 64, 20_000),
+        (8192, *[100] * 16),
+        (*[100] * 32, 8192),
+        (*[70] * 30, 8192, *[70] * 33),
+        (*[1281] * 17,),
+        (*[641] * 33,),
     ],
     ids=lambda x: f"{len(x)}rows-{max(x)}",
 )
@@ -202,7 +208,7 @@ def batches(rows: int) -> Iterator[list[int]]:
     yield [600] * rows
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16, 17])
+@pytest.mark.parametrize("rows", [1, 4, 16, 17, 33])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_one_graph_serves_all_lengths(rows, page_size, device, rng):
     """Captured once: a row that was short becomes one that clusters share, and short again."""

@@ -117,15 +117,17 @@ def mla() -> None:
     for heads, page, lens, fp8 in (
         (16, 64, (300, 17), False),
         (128, 64, (300, 17), False),
-        (16, 64, (300, *[17] * 16), False),
-        (16, 64, (2200, *[17] * 16), False),
+        (16, 64, (300, *[17] * 64), False),
+        (16, 64, (2200, *[17] * 64), False),
         (16, 64, (2700, 17), False),
+        (16, 64, (1400, *[17] * 16), False),
+        (16, 64, (700, *[17] * 32), False),
         (128, 64, (2200, 17), False),
         (80, 1, (530, 17), False),
         (16, 1, (530, 17), False),
-        (16, 1, (530, *[17] * 16), False),
+        (16, 1, (530, *[17] * 64), False),
         (16, 64, (600, 600), False),
-        (16, 64, (270,) * 17, False),
+        (16, 64, (270,) * 65, False),
         (64, 64, (600, 600), False),
         (64, 64, (600, 600), True),
         (16, 64, (300, 17), True),
@@ -140,7 +142,8 @@ def mla() -> None:
             mla_rows(heads, 1, (530, 17), fp8, dtype, batch_invariant=True)
     for heads in (16, 64, 128):
         mla_rows(heads, 64, (2200, 17), False, torch.float16)
-    mla_rows(16, 64, (2200, *[17] * 16), False, torch.float16)
+    for lens in ((2200, *[17] * 64), (1400, *[17] * 16), (700, *[17] * 32)):
+        mla_rows(16, 64, lens, False, torch.float16)
 
 
 def mla_rows(

@@ -43,9 +43,17 @@ void launch(const WgmmaArgs& args, rk_stream stream);
 
 // The same for so few rows of the batch that a cluster of blocks has each: bound by latency.
 namespace cluster_h16 {
-constexpr int kMostRows = 16;
-constexpr int64_t kWorkspaceBytes = 1'083'392;
-template <class T>
+constexpr int kRows = 16, kMostBlocks = 256;
+// Blocks of the cluster that has a row; 0: the batch has too many rows. A device of 132 multiprocessors runs all at
+// once.
+constexpr int blocks_of_row(int64_t batch) {
+  return batch <= 16 ? 8 : batch <= 32 ? 4 : batch <= 64 ? 2 : 0;
+}
+// Of each block a word, and its dimensions of the query rows' O with m and l.
+constexpr int64_t workspace_bytes(int cluster) {
+  return kMostBlocks * int64_t{8 + kRows * (kLatent / cluster * 4 + 8)};
+}
+template <class T, int kCluster>
 void launch(const WgmmaArgs& args, rk_stream stream);
 }  // namespace cluster_h16
 

@@ -11,12 +11,10 @@
 
 namespace radix::mla {
 
-constexpr int kCluster = sm90::kPortableCluster;  // blocks
-constexpr int kMostClusters = 32;                 // a lane looks after one
 // To join the parts of a row costs about as much as four tiles of a block: up to there a cluster has all of the row,
 // and beyond as many clusters as there are, but none with less than a tile for each block.
-constexpr int kWholeTiles = 5 * kCluster, kMinPartTiles = kCluster;
-static_assert(kWholeTiles >= kMinPartTiles, "a row that is cut has a tile at least for each part");
+constexpr int kWholeTilesOfBlock = 5, kMinPartTilesOfBlock = 1;
+constexpr int kMostParts = 32;  // a lane looks after one (last_arrival.cuh)
 
 struct Share {
   Segment segment;    // the first query block of the row, with this block's tiles
@@ -34,42 +32,82 @@ __device__ inline Range cut(int count, int pieces, int at) {
   return {at * each + min(at, rest), each + (at < rest)};
 }
 
-// Clusters for a row of so many tiles, the lane's own; the same for all warps. clusters: at least as many as rows.
-__device__ inline int parts_of(int tiles, bool one_block, int clusters) {
-  const int spare = clusters - __popc(__ballot_sync(~0u, tiles > 0));
-  const bool long_row = tiles > kWholeTiles && one_block;
-  const int total = __reduce_add_sync(~0u, long_row ? tiles : 0);
-  if (!long_row) return min(tiles, 1);
-  return min(1 + tiles * spare / total, tiles / kMinPartTiles);
-}
+// The rows of the batch as a warp has them, kEach a lane: rows kEach * lane, ... Each warp computes the same.
+template <int kCluster, int kEach>
+struct LaneRows {
+  int q_begin[kEach], queries[kEach], kv_len[kEach], tiles[kEach];
+  int parts[kEach];  // clusters of a row; 0 without queries
+  int end[kEach];    // clusters of the rows up to this one
+
+  // clusters: at least as many as rows.
+  __device__ LaneRows(const WgmmaArgs& a, int block_rows, int clusters) {
+    const int first = threadIdx.x % 32 * kEach;
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+      q_begin[e] = queries[e] = kv_len[e] = 0;
+      if (first + e < a.p.batch) {
+        q_begin[e] = a.p.cu_q[first + e], queries[e] = a.p.cu_q[first + e + 1] - q_begin[e];
+        kv_len[e] = max(a.p.kv_lens[first + e], 0);
+      }
+    }
+    int spare = clusters, long_tiles = 0;
+    bool is_long[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+      tiles[e] = queries[e] > 0 ? max(1, (kv_len[e] + kTile - 1) / kTile) : 0;
+      spare -= __popc(__ballot_sync(~0u, tiles[e] > 0));
+      // Where a hint about the queries was too low, a row has several query blocks, and its cluster one after the
+      // other.
+      is_long[e] = tiles[e] > kWholeTilesOfBlock * kCluster && queries[e] * a.group <= block_rows;
+      if (is_long[e]) long_tiles += tiles[e];
+    }
+    long_tiles = __reduce_add_sync(~0u, long_tiles);
+    int sum = 0;
+#pragma unroll
+    for (int e = 0; e < kEach; e++) {
+      parts[e] = min(tiles[e], 1);
+      if (is_long[e])
+        parts[e] =
+            min(min(1 + tiles[e] * spare / long_tiles, tiles[e] / (kMinPartTilesOfBlock * kCluster)), kMostParts);
+      end[e] = sum += parts[e];
+    }
+    int before = sum;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, before, step);
+      if (threadIdx.x % 32 >= step) before += other;
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; e++) end[e] += before - sum;
+  }
+};
 
 // This block's share, with which no other warp helps. rank: of the block in its cluster.
-__device__ inline Share find_share(const WgmmaArgs& a, int block_rows, int rank) {
-  const int lane = threadIdx.x % 32, cluster = blockIdx.x / kCluster;
-  int q_begin = 0, queries = 0, kv_len = 0;
-  if (lane < a.p.batch) {
-    q_begin = a.p.cu_q[lane], queries = a.p.cu_q[lane + 1] - q_begin, kv_len = max(a.p.kv_lens[lane], 0);
-  }
-  const int tiles = queries > 0 ? max(1, (kv_len + kTile - 1) / kTile) : 0;
-  // Where a hint about the queries was too low, a row has several query blocks, and its cluster one after the other.
-  const int parts = parts_of(tiles, queries * a.group <= block_rows, gridDim.x / kCluster);
-  int end = parts;  // clusters of the rows up to this one
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(~0u, end, step);
-    if (lane >= step) end += before;
-  }
-  const unsigned reached = __ballot_sync(~0u, end > cluster);
+template <int kCluster, int kEach>
+__device__ Share find_share(const WgmmaArgs& a, int block_rows, int rank) {
+  const int cluster = blockIdx.x / kCluster;
+  const LaneRows<kCluster, kEach> rows(a, block_rows, gridDim.x / kCluster);
+  const unsigned reached = __ballot_sync(~0u, rows.end[kEach - 1] > cluster);
   if (reached == 0) return {};
-  const int row = __ffs(reached) - 1;
-  const auto of_row = [row](int x) { return __shfl_sync(~0u, x, row); };
+  const int lane = __ffs(reached) - 1;
+  int at = 0;  // of that lane's rows
+#pragma unroll
+  for (int e = 0; e + 1 < kEach; e++) at += __shfl_sync(~0u, rows.end[e], lane) <= cluster;
+  const auto of_row = [lane, at](const int(&x)[kEach]) {
+    int value = x[0];
+#pragma unroll
+    for (int e = 1; e < kEach; e++)
+      if (at == e) value = x[e];
+    return __shfl_sync(~0u, value, lane);
+  };
   Share share{};
-  share.parts = of_row(parts);
-  share.first_cluster = of_row(end) - share.parts;
+  share.parts = of_row(rows.parts);
+  share.first_cluster = of_row(rows.end) - share.parts;
   share.part = cluster - share.first_cluster;
-  const Range part = cut(of_row(tiles), share.parts, share.part), mine = cut(part.count, kCluster, rank);
+  const Range part = cut(of_row(rows.tiles), share.parts, share.part), mine = cut(part.count, kCluster, rank);
   share.sources = min(kCluster, part.count);
   Segment& s = share.segment;
-  s.row = row, s.q_begin = of_row(q_begin), s.queries = of_row(queries), s.kv_len = of_row(kv_len);
+  s.row = lane * kEach + at, s.q_begin = of_row(rows.q_begin), s.queries = of_row(rows.queries);
+  s.kv_len = of_row(rows.kv_len);
   s.first = part.first + mine.first, s.tiles = mine.count, s.count = part.count;
   return share;
 }
