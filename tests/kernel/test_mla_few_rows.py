@@ -2,7 +2,8 @@
 
 On Hopper up to 64 rows of up to 16 query rows have a kernel of their own, in which a cluster of
 blocks has a row: of eight up to 16 rows, of four up to 32, else of two. Where clusters are left
-over, several share a row of more than 320 tokens for each block."""
+over, several share a row of more than 320 tokens for each block. Of up to 8 rows with up to 32
+query rows each, two clusters have a row."""
 
 from __future__ import annotations
 
@@ -83,6 +84,23 @@ def test_long_rows_among_short_ones(lengths, rng, request):
     check(make_case([(1, n) for n in lengths], rng, heads=16, page_size=64))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("batch", [1, 3, 8, 9])
+@pytest.mark.parametrize(("heads", "queries"), [(17, 1), (20, 1), (32, 1), (16, 2), (5, 6)])
+def test_two_blocks_of_query_rows(heads, queries, batch, dtype, rng, request):
+    """Rows of fewer queries than the hint says, too, and one that several clusters share."""
+    longest = 3300
+    if request.config.getoption("--device") == "cpu":
+        longest = 300
+        if batch > 3:
+            pytest.skip("more rows are more of the same on a CPU")
+    rows = [(queries, longest), (1, 600), (0, 7), (queries, queries), (1, 1), (queries, 130)]
+    check(
+        make_case([*rows, *rows][:batch], rng, heads=heads, dtype=dtype, page_size=64),
+        hint=queries,
+    )
+
+
 @pytest.mark.parametrize("heads", [1, 5, 16])
 def test_rows_without_queries(heads, rng):
     """The rows that pad the batch of a graph: anywhere, and the first and the last."""
@@ -90,10 +108,10 @@ def test_rows_without_queries(heads, rng):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("heads", "queries"), [(16, 3), (5, 6), (2, 8)])
+@pytest.mark.parametrize(("heads", "queries"), [(16, 3), (20, 3), (5, 6), (2, 8)])
 def test_more_queries_than_the_hint_says(heads, queries, causal, rng):
-    """A row has several blocks of 16 query rows, which its cluster works on one after the other,
-    and is not cut however long it is."""
+    """A row has more blocks of 16 query rows than clusters, which work on one after the other, and
+    is not cut however long it is."""
     case = make_case(
         [(queries, 700), (1, 40), (queries, CUT + 100), (queries, 2)], rng, heads=heads
     )

@@ -51,6 +51,9 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         (64, 600, 16, 16),
         (16, 4096, 64, 16),
         (32, 4096, 64, 16),
+        (1, 600, 16, 20),
+        (1, 8192, 64, 32),
+        (8, 4096, 64, 32),
         (256, 1024, 64, 16),
     ):
         yield _decode(device, dtype, [length] * batch, f"B{batch} kv{length}", page, heads)

@@ -1,10 +1,10 @@
 // MLA decode for few rows of up to 16 query rows each: bound by latency, so nothing is waited for that need not be.
 //
-// A cluster of two to eight blocks has a row, or of a long one a part (share.cuh), and each of its blocks has tiles of
-// it. They join through shared memory: every block gets of all of them what they have of its own dimensions, 64 of them
-// with eight blocks, and no block meets another but to read it. Clusters without work end at once. Where several have
-// parts of a row, each block leaves its dimensions in the workspace, and of the blocks that have the same ones the last
-// to arrive joins them (last_arrival.cuh), in the order of the parts.
+// A cluster of two to eight blocks has a query block of a row, or of a long row a part (share.cuh), and each of its
+// blocks has tiles of it. They join through shared memory: every block gets of all of them what they have of its own
+// dimensions, 64 of them with eight blocks, and no block meets another but to read it. Clusters without work end at
+// once. Where several have parts of a row, each block leaves its dimensions in the workspace, and of the blocks that
+// have the same ones the last to arrive joins them (last_arrival.cuh), in the order of the parts.
 //
 // Products and softmax are those of decode_swap_qk_h16 (swap_qk_h16_side.cuh).
 //
@@ -88,20 +88,36 @@ struct Config {
   static constexpr uint32_t kSourceBytes = sizeof(Shared::part_o[0]) + sizeof(Shared::part_sums[0]);
   static constexpr int64_t kWordBytes = sizeof(unsigned long long) * kMostBlocks;
   static_assert(kDimBlocks % kCluster == 0 && kCluster <= sm90::kPortableCluster);
-  static_assert(blocks_of_row(32 * kRowsOfLane + 1) < kCluster, "the lanes of a warp have all rows of the batch");
+  static_assert(blocks_of_row(32 * kRowsOfLane + 1, kRows) < kCluster,
+                "the lanes of a warp have all rows of the batch");
   static_assert(kWordBytes + sizeof(Partial) * kMostBlocks == workspace_bytes(kCluster),
                 "words of arrival, and behind them the partial results");
   static_assert(sizeof(Shared) <= sm90::kMaxSharedBytes);
 };
 
-// This warp has read what other blocks sent of the query block. It waits for all others (cluster_wait) before its block
-// ends, and before it sends of the next query block, where there is one: then the arrival orders memory too, which
-// takes longer.
-__device__ inline void leave(const WgmmaArgs& a, const Segment& s) {
-  __syncwarp();
-  const bool last = s.packed + kRows >= s.queries * a.group;
-  last ? sm90::cluster_arrive_relaxed() : sm90::cluster_arrive();
-}
+// A cluster's query blocks: one, unless the hint about the queries was too low.
+class QueryBlocks {
+ public:
+  __device__ QueryBlocks(const WgmmaArgs& a, const Share& share)
+      : segment(share.segment), step_(query_blocks_of(a.p, kRows) * kRows), end_(share.segment.queries * a.group) {}
+
+  __device__ bool more() const { return segment.packed < end_; }
+  __device__ int rows() const { return min(kRows, end_ - segment.packed); }
+
+  // This warp has read what other blocks sent of the query block. It waits for all others (cluster_wait) before its
+  // block ends, and before it sends of the next query block, where there is one: then the arrival orders memory too,
+  // which takes longer.
+  __device__ void leave() {
+    __syncwarp();
+    segment.packed += step_;
+    more() ? sm90::cluster_arrive() : sm90::cluster_arrive_relaxed();
+  }
+
+  Segment segment;
+
+ private:
+  int step_, end_;
+};
 
 // The consumers' work once their sums are complete, side by side: thread 128 i + t has elements 4 i .. 4 i + 3 of what
 // thread t of a warpgroup had of the block's dimensions.
@@ -149,9 +165,10 @@ class Joiner {
     return true;
   }
 
-  __device__ void store(const State& x, const Segment& s, int rows) const {
-    store_row(x, false, s, 2 * pair(), rows);
-    store_row(x, true, s, 2 * pair() + 1, rows);
+  // To the query rows from `packed` on, `rows` of them.
+  __device__ void store(const State& x, int packed, int rows) const {
+    store_row(x, false, packed, 2 * pair(), rows);
+    store_row(x, true, packed, 2 * pair() + 1, rows);
   }
 
  private:
@@ -162,10 +179,10 @@ class Joiner {
   __device__ Partial& partial_of(int part) const {
     return reinterpret_cast<Partial*>(a_.nodes + C::kWordBytes)[(share_.first_cluster + part) * kCluster + rank_];
   }
-  __device__ void store_row(const State& x, bool second, const Segment& s, int row, int rows) const {
+  __device__ void store_row(const State& x, bool second, int packed, int row, int rows) const {
     if (row >= rows) return;
     const attention::Params& p = a_.p;
-    const int64_t token = s.q_begin + (s.packed + row) / a_.group, head = (s.packed + row) % a_.group;
+    const int64_t token = share_.segment.q_begin + (packed + row) / a_.group, head = (packed + row) % a_.group;
     const float m = second ? x[0].sums.z : x[0].sums.x, l = second ? x[0].sums.w : x[0].sums.y;
     const float inverse = l == 0 ? 0.f : 1.f / l;
     const int dim = rank_ * C::kOwn * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
@@ -206,16 +223,16 @@ class Consumer : Side<T, kSide> {
   __device__ void run() {
     const Joiner<T, kCluster> joiner(a_, shared_, share_, rank_);
     uint32_t parity = 0;
-    for (Segment s = share_.segment; s.packed < s.queries * a_.group; s.packed += kRows, parity ^= 1) {
-      const int rows = min(kRows, s.queries * a_.group - s.packed);
-      if (s.tiles > 0) {
-        attend(s, rows);
+    for (QueryBlocks blocks(a_, share_); blocks.more(); parity ^= 1) {
+      const int packed = blocks.segment.packed, rows = blocks.rows();
+      if (blocks.segment.tiles > 0) {
+        attend(blocks.segment, rows);
         send_parts();
       }
       Quad sum[C::kOwn];
       joiner.join_blocks(sum, parity);
-      leave(a_, s);
-      if (share_.parts == 1 || joiner.join_parts(sum)) joiner.store(sum, s, rows);
+      blocks.leave();
+      if (share_.parts == 1 || joiner.join_parts(sum)) joiner.store(sum, packed, rows);
       __syncwarp();
       sm90::cluster_wait();
     }
@@ -271,9 +288,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < 128) return Consumer<T, 0, kCluster>(a, shared, share, rank).run();
   if (threadIdx.x < kConsumers) return Consumer<T, 1, kCluster>(a, shared, share, rank).run();
   Producer producer(a, map, shared);
-  for (Segment s = share.segment; s.packed < s.queries * a.group; s.packed += kRows) {
-    if (s.tiles > 0) producer.fetch(s);
-    leave(a, s);
+  for (QueryBlocks blocks(a, share); blocks.more();) {
+    if (blocks.segment.tiles > 0) producer.fetch(blocks.segment);
+    blocks.leave();
     sm90::cluster_wait();
   }
 }
@@ -286,7 +303,8 @@ void launch(const WgmmaArgs& a, rk_stream stream) {
   sm90::LaunchShape shape = {dim3(kCluster), kThreads, static_cast<int>(sizeof(typename C::Shared)), kCluster};
   // More than run at once would make a row wait for another's clusters; nobody waits for a cluster that does not run.
   const int at_once = std::min(kMostBlocks / kCluster, gpu::active_clusters("mla_decode", a.p.device, kernel, shape));
-  shape.grid = dim3(std::max(static_cast<int>(a.p.batch), at_once) * kCluster);
+  const int needed = static_cast<int>(a.p.batch) * query_blocks_of(a.p, kRows);
+  shape.grid = dim3(std::max(needed, at_once) * kCluster);
   sm90::launch_dependent("mla_decode", a.p.device, stream, kernel, shape, a, map);
 }
 

@@ -44,19 +44,23 @@ bool at_most_16_rows(const Shape& s) {
   return s.heads * s.max_seqlen_q <= 16;
 }
 
+int cluster_of(const Shape& s) {
+  return cluster_h16::blocks_of_row(s.batch, s.heads * s.max_seqlen_q);
+}
+
 enum class Kernel { kClusterH16, kSwapQkH16, kWgmmaH64, kSplitFixed };
 
 // What serves a call: the size of the workspace and the launch follow from it.
 Kernel kernel_for(const Shape& s, bool any_split, bool fp8) {
   if (!any_split) return Kernel::kSplitFixed;
+  if (!fp8 && cluster_of(s) > 0) return Kernel::kClusterH16;
   if (!at_most_16_rows(s)) return Kernel::kWgmmaH64;
-  if (fp8) return Kernel::kSplitFixed;  // few rows of the FP8 form are quicker where all warps copy
-  return cluster_h16::blocks_of_row(s.batch) > 0 ? Kernel::kClusterH16 : Kernel::kSwapQkH16;
+  return fp8 ? Kernel::kSplitFixed : Kernel::kSwapQkH16;  // few rows of the FP8 form are quicker where all warps copy
 }
 
 int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
   switch (kernel_for(s, any_split, fp8)) {
-    case Kernel::kClusterH16: return cluster_h16::workspace_bytes(cluster_h16::blocks_of_row(s.batch));
+    case Kernel::kClusterH16: return cluster_h16::workspace_bytes(cluster_of(s));
     case Kernel::kSwapQkH16: return kWorkspaceBytes<swap_qk_h16::kRows>;
     case Kernel::kWgmmaH64: return kWorkspaceBytes<wgmma_h64::kRows>;
     case Kernel::kSplitFixed: break;
@@ -66,7 +70,7 @@ int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
 
 template <class T>
 void run_clusters(const WgmmaArgs& a, rk_stream stream) {
-  switch (cluster_h16::blocks_of_row(a.p.batch)) {
+  switch (cluster_of(a.p)) {
     case 8: return cluster_h16::launch<T, 8>(a, stream);
     case 4: return cluster_h16::launch<T, 4>(a, stream);
     default: return cluster_h16::launch<T, 2>(a, stream);

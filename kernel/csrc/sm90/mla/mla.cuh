@@ -44,9 +44,11 @@ void launch(const WgmmaArgs& args, rk_stream stream);
 // The same for so few rows of the batch that a cluster of blocks has each: bound by latency.
 namespace cluster_h16 {
 constexpr int kRows = 16, kMostBlocks = 256;
-// Blocks of the cluster that has a row; 0: the batch has too many rows. A device of 132 multiprocessors runs all at
-// once.
-constexpr int blocks_of_row(int64_t batch) {
+// Blocks of the cluster that has a row of up to `query_rows`, or 16 of them; 0: the call is not for this kernel. A
+// device of 132 multiprocessors runs all at once.
+constexpr int blocks_of_row(int64_t batch, int64_t query_rows) {
+  // Two clusters read a row of up to 32, each all of its tokens: worth it where rows are few.
+  if (query_rows > kRows) return query_rows <= 2 * kRows && batch <= 8 ? 8 : 0;
   return batch <= 16 ? 8 : batch <= 32 ? 4 : batch <= 64 ? 2 : 0;
 }
 // Of each block a word, and its dimensions of the query rows' O with m and l.

@@ -1,10 +1,11 @@
-// What a cluster of decode_cluster_h16 has of the batch: a row, or of a long row a part.
+// What a cluster of decode_cluster_h16 has of the batch: a query block of a row, or of a long row a part.
 //
 //   rows       |------- row 0 -------|- row 1 -|--- row 2 ---|
 //   clusters   |  0  |  1  |  2 |  3 |    4    |      5      |   6 and the others: nothing to do
 //
-// The tiles of a cluster's part are dealt out to its blocks. There is a cluster for each row, so none has two; the
-// clusters left over go to the rows that are long enough to be cut, by their tiles.
+// The tiles of a cluster's part are dealt out to its blocks. There is a cluster for each query block, so none has two;
+// the clusters left over go to the rows that are long enough to be cut, by their tiles. Of a row with two query blocks
+// the parts of the first stand before those of the second.
 #pragma once
 
 #include "sm90/mla/run.cuh"
@@ -17,9 +18,9 @@ constexpr int kWholeTilesOfBlock = 5, kMinPartTilesOfBlock = 1;
 constexpr int kMostParts = 32;  // a lane looks after one (last_arrival.cuh)
 
 struct Share {
-  Segment segment;    // the first query block of the row, with this block's tiles
+  Segment segment;    // the cluster's first query block, with this block's tiles
   int parts, part;    // of the row; 0 parts: there is nothing to do
-  int first_cluster;  // that has a part of the row
+  int first_cluster;  // that has a part of the query block
   int sources;        // blocks of the cluster that have tiles: the first ones
 };
 
@@ -32,14 +33,21 @@ __device__ inline Range cut(int count, int pieces, int at) {
   return {at * each + min(at, rest), each + (at < rest)};
 }
 
+// Query blocks of a row that have clusters of their own. Where the hint about the queries was too low a row has more,
+// and a cluster works on every so many-th of them, one after the other.
+__host__ __device__ inline int query_blocks_of(const attention::Params& p, int block_rows) {
+  return (p.heads * static_cast<int>(p.max_seqlen_q) + block_rows - 1) / block_rows;
+}
+
 // The rows of the batch as a warp has them, kEach a lane: rows kEach * lane, ... Each warp computes the same.
 template <int kCluster, int kEach>
 struct LaneRows {
   int q_begin[kEach], queries[kEach], kv_len[kEach], tiles[kEach];
-  int parts[kEach];  // clusters of a row; 0 without queries
-  int end[kEach];    // clusters of the rows up to this one
+  int blocks[kEach];  // query blocks with clusters of their own; 0 without queries
+  int parts[kEach];   // clusters of each
+  int end[kEach];     // clusters of the rows up to this one
 
-  // clusters: at least as many as rows.
+  // clusters: at least as many as query blocks.
   __device__ LaneRows(const WgmmaArgs& a, int block_rows, int clusters) {
     const int first = threadIdx.x % 32 * kEach;
 #pragma unroll
@@ -50,26 +58,28 @@ struct LaneRows {
         kv_len[e] = max(a.p.kv_lens[first + e], 0);
       }
     }
+    const int query_blocks = query_blocks_of(a.p, block_rows);
     int spare = clusters, long_tiles = 0;
     bool is_long[kEach];
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
-      tiles[e] = queries[e] > 0 ? max(1, (kv_len[e] + kTile - 1) / kTile) : 0;
-      spare -= __popc(__ballot_sync(~0u, tiles[e] > 0));
-      // Where a hint about the queries was too low, a row has several query blocks, and its cluster one after the
-      // other.
-      is_long[e] = tiles[e] > kWholeTilesOfBlock * kCluster && queries[e] * a.group <= block_rows;
-      if (is_long[e]) long_tiles += tiles[e];
+      const int needed = queries[e] > 0 ? (queries[e] * a.group + block_rows - 1) / block_rows : 0;
+      tiles[e] = max(1, (kv_len[e] + kTile - 1) / kTile);
+      blocks[e] = min(needed, query_blocks);
+      spare -= __reduce_add_sync(~0u, blocks[e]);
+      // A cluster leaves one query block in the workspace, so it has no more of a row that is cut.
+      is_long[e] = tiles[e] > kWholeTilesOfBlock * kCluster && needed <= query_blocks;
+      if (is_long[e]) long_tiles += tiles[e] * blocks[e];
     }
     long_tiles = __reduce_add_sync(~0u, long_tiles);
     int sum = 0;
 #pragma unroll
     for (int e = 0; e < kEach; e++) {
-      parts[e] = min(tiles[e], 1);
-      if (is_long[e])
+      parts[e] = 1;
+      if (is_long[e] && blocks[e] > 0)
         parts[e] =
             min(min(1 + tiles[e] * spare / long_tiles, tiles[e] / (kMinPartTilesOfBlock * kCluster)), kMostParts);
-      end[e] = sum += parts[e];
+      end[e] = sum += parts[e] * blocks[e];
     }
     int before = sum;
     for (int step = 1; step < 32; step *= 2) {
@@ -101,13 +111,14 @@ __device__ Share find_share(const WgmmaArgs& a, int block_rows, int rank) {
   };
   Share share{};
   share.parts = of_row(rows.parts);
-  share.first_cluster = of_row(rows.end) - share.parts;
+  const int first = of_row(rows.end) - share.parts * of_row(rows.blocks), block = (cluster - first) / share.parts;
+  share.first_cluster = first + block * share.parts;
   share.part = cluster - share.first_cluster;
   const Range part = cut(of_row(rows.tiles), share.parts, share.part), mine = cut(part.count, kCluster, rank);
   share.sources = min(kCluster, part.count);
   Segment& s = share.segment;
   s.row = lane * kEach + at, s.q_begin = of_row(rows.q_begin), s.queries = of_row(rows.queries);
-  s.kv_len = of_row(rows.kv_len);
+  s.kv_len = of_row(rows.kv_len), s.packed = block * block_rows;
   s.first = part.first + mine.first, s.tiles = mine.count, s.count = part.count;
   return share;
 }
