@@ -45,6 +45,7 @@ LIMITS = {
     "mla_decode_split_fixed_kernel<Config<*, 1, *> >": (255, 0),
     "mla_decode_split_fixed_kernel<Config<*, 2, false> >": (255, 408),
     "mla_decode_split_fixed_kernel<Config<bf16, 2, true> >": (255, 384),
+    "mla_decode_cluster_h16_kernel<*>": (144, 0),
     "mla_decode_swap_qk_h16_kernel<*>": (128, 0),
     "mla_decode_wgmma_h64_kernel<*, false>": (128, 40),
     "mla_decode_wgmma_h64_kernel<bf16, true>": (128, 104),

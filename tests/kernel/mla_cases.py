@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import spread
+from tests.kernel.helpers import ATTENTION, assert_close, guarded, spread
 
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (*HALVES, torch.float32)
@@ -100,3 +100,57 @@ def oracle(
             values = seen[:, : nope.shape[-1]]
             out[at] = torch.softmax(scores, -1) @ (values.abs() if magnitudes else values)
     return out, lse
+
+
+def check(
+    case: Case, causal: bool = True, batch_invariant: bool = False, hint: int | None = None
+) -> None:
+    """One call, and the reference, against the definition. hint: max_seqlen_q, of the rows."""
+    exact, exact_lse = oracle(case, causal)
+    expected = exact
+    expected_lse = exact_lse
+    dtype = case.args[0].dtype
+    if rounds(case, batch_invariant):
+        expected, expected_lse = oracle(rounded(case), causal)
+    if hint is None:
+        hint = int(case.args[-1].diff().max())
+    out = guarded(tuple(case.args[0].shape), dtype, gap=8)
+    got, lse = rk.mla_decode(
+        *case.args,
+        softmax_scale=SCALE,
+        causal=causal,
+        return_softmax_lse=True,
+        out=out.view,
+        max_seqlen_q=hint,
+        batch_invariant=batch_invariant,
+    )
+    assert got is out.view
+    out.check()
+    assert_close("mla_decode", got, expected, ATTENTION[dtype], amplitude(case, causal))
+    assert_close("mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
+    defined, defined_lse = rk.reference.mla_decode(
+        *(x.double() for x in case.args[:2]),
+        *case.args[2:],
+        softmax_scale=SCALE,
+        causal=causal,
+        return_softmax_lse=True,
+    )
+    assert_close("reference.mla_decode", defined, exact, (1e-12, 1e-10))
+    assert_close("reference.mla_decode lse", defined_lse, exact_lse, (1e-12, 1e-10))
+
+
+def rounds(case: Case, batch_invariant: bool = False) -> bool:
+    """Whether FP8 values times their scales are rounded to q's type: in Triton, and on Hopper with
+    more than 16 query rows, where Triton serves float16 queries."""
+    impl = rk.capabilities()["ops"]["mla_decode"]["bfloat16"]["impl"]
+    rows = case.args[0].shape[1] * int(case.args[-1].diff().max())
+    narrow = (
+        impl.startswith("cuda:")
+        and case.args[0].dtype == torch.bfloat16
+        and (batch_invariant or rows <= 16)
+    )
+    return case.fp8 and impl != "reference" and not impl.startswith("cpu") and not narrow
+
+
+def rounded(case: Case) -> Case:
+    return Case(case.args, [x.float().to(case.args[0].dtype).double() for x in case.tokens])

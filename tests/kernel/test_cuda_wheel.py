@@ -180,26 +180,38 @@ class _MlaSizes(ctypes.Structure):
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
     """Rows of up to 163,840 tokens. Only `decode_split_fixed` has a tree for each row, and so needs
     more for longer ones."""
+    cluster_h16 = {8: 1_083_392, 4: 2_131_968, 2: 4_229_120}  # blocks of a row's cluster
     swap_qk_h16 = 8_687_616
     wgmma_h64 = 34_741_248
     split_fixed_16 = 194_641_920  # 16 query rows of a tile
     split_fixed_32 = 389_283_840
     query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
-    for heads, max_seqlen_q, any_split, item_size, expected in (
-        (128, 1, 1, 2, wgmma_h64),
-        (128, 1, 1, 1, wgmma_h64),
-        (16, 2, 1, 2, wgmma_h64),
-        (16, 1, 1, 2, swap_qk_h16),
-        (16, 1, 1, 1, split_fixed_16),
-        (128, 1, 0, 2, split_fixed_32),
-        (16, 1, 0, 1, split_fixed_16),
-        (128, 1, 1, 0, wgmma_h64),
-        (16, 1, 1, 0, split_fixed_16),
+    for heads, batch, max_seqlen_q, any_split, item_size, expected in (
+        (128, 32, 1, 1, 2, wgmma_h64),
+        (128, 32, 1, 1, 1, wgmma_h64),
+        (16, 32, 2, 1, 2, wgmma_h64),
+        (16, 65, 1, 1, 2, swap_qk_h16),
+        (16, 64, 1, 1, 2, cluster_h16[2]),
+        (16, 32, 1, 1, 2, cluster_h16[4]),
+        (16, 16, 1, 1, 2, cluster_h16[8]),
+        (8, 16, 2, 1, 2, cluster_h16[8]),
+        (16, 9, 2, 1, 2, wgmma_h64),
+        (16, 8, 2, 1, 2, cluster_h16[8]),
+        (20, 8, 1, 1, 2, cluster_h16[8]),
+        (33, 1, 1, 1, 2, wgmma_h64),
+        (16, 8, 2, 1, 1, wgmma_h64),
+        (16, 16, 1, 1, 1, split_fixed_16),
+        (16, 16, 1, 0, 2, split_fixed_16),
+        (16, 32, 1, 1, 1, split_fixed_16),
+        (128, 32, 1, 0, 2, split_fixed_32),
+        (16, 32, 1, 0, 1, split_fixed_16),
+        (128, 32, 1, 1, 0, wgmma_h64),
+        (16, 32, 1, 1, 0, split_fixed_16),
     ):
         sizes = _MlaSizes(
             struct_size=ctypes.sizeof(_MlaSizes),
-            tokens=64,
-            batch=32,
+            tokens=max(64, batch),
+            batch=batch,
             heads=heads,
             page_size=64,
             max_pages=2560,
@@ -209,7 +221,7 @@ def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
         )
         found = ctypes.c_int64(-1)
         assert query(ctypes.byref(sizes), ctypes.byref(found)) == 0
-        assert found.value == expected, (heads, max_seqlen_q, any_split, item_size)
+        assert found.value == expected, (heads, batch, max_seqlen_q, any_split, item_size)
 
 
 def test_nothing_of_cuda_is_linked(library):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits, guarded
+from tests.kernel.helpers import ATTENTION, assert_close, assert_same_bits
 from tests.kernel.mla_cases import (
     FLOATS,
     HALVES,
@@ -17,61 +17,13 @@ from tests.kernel.mla_cases import (
     ROPE,
     SCALE,
     Case,
-    amplitude,
+    check,
     make_case,
     oracle,
+    rounded,
+    rounds,
     split,
 )
-
-
-def run(case: Case, causal: bool = True, batch_invariant: bool = False) -> None:
-    exact, exact_lse = oracle(case, causal)
-    expected = exact
-    expected_lse = exact_lse
-    dtype = case.args[0].dtype
-    if rounds(case, batch_invariant):
-        expected, expected_lse = oracle(rounded(case), causal)
-    starts = case.args[-1]
-    out = guarded(tuple(case.args[0].shape), dtype, gap=8)
-    got, lse = rk.mla_decode(
-        *case.args,
-        softmax_scale=SCALE,
-        causal=causal,
-        return_softmax_lse=True,
-        out=out.view,
-        max_seqlen_q=int((starts[1:] - starts[:-1]).max()),
-        batch_invariant=batch_invariant,
-    )
-    assert got is out.view
-    out.check()
-    assert_close("mla_decode", got, expected, ATTENTION[dtype], amplitude(case, causal))
-    assert_close("mla_decode lse", lse, expected_lse, (4e-6, 3e-5))
-    defined, defined_lse = rk.reference.mla_decode(
-        *(x.double() for x in case.args[:2]),
-        *case.args[2:],
-        softmax_scale=SCALE,
-        causal=causal,
-        return_softmax_lse=True,
-    )
-    assert_close("reference.mla_decode", defined, exact, (1e-12, 1e-10))
-    assert_close("reference.mla_decode lse", defined_lse, exact_lse, (1e-12, 1e-10))
-
-
-def rounds(case: Case, batch_invariant: bool = False) -> bool:
-    """Whether FP8 values times their scales are rounded to q's type: in Triton, and on Hopper with
-    more than 16 query rows, where Triton serves float16 queries."""
-    impl = rk.capabilities()["ops"]["mla_decode"]["bfloat16"]["impl"]
-    rows = case.args[0].shape[1] * int(case.args[-1].diff().max())
-    narrow = (
-        impl.startswith("cuda:")
-        and case.args[0].dtype == torch.bfloat16
-        and (batch_invariant or rows <= 16)
-    )
-    return case.fp8 and impl != "reference" and not impl.startswith("cpu") and not narrow
-
-
-def rounded(case: Case) -> Case:
-    return Case(case.args, [x.float().to(case.args[0].dtype).double() for x in case.tokens])
 
 
 @pytest.mark.parametrize("heads", [1, 5, 16, 20, 64, 128])
@@ -79,7 +31,7 @@ def rounded(case: Case) -> Case:
 @pytest.mark.parametrize("batch_invariant", [True, False])
 def test_heads(heads, dtype, batch_invariant, rng):
     rows = [(1, 70), (1, 33), (0, 4), (1, 1)]
-    run(make_case(rows, rng, heads=heads, dtype=dtype), batch_invariant=batch_invariant)
+    check(make_case(rows, rng, heads=heads, dtype=dtype), batch_invariant=batch_invariant)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -90,14 +42,14 @@ def test_sizes(latent, rope, dtype, rng, request):
     if request.config.getoption("--device") != "cpu" and (latent < 256 or dtype == torch.float32):
         pytest.skip("no kernel on a GPU")
     rows = [(1, 600), (1, 1), (7, 90), (0, 3)]
-    run(make_case(rows, rng, heads=20, dtype=dtype, latent=latent, rope=rope, gap=16))
+    check(make_case(rows, rng, heads=20, dtype=dtype, latent=latent, rope=rope, gap=16))
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 16, 64, 96])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("batch_invariant", [True, False])
 def test_page_sizes(page_size, fp8, batch_invariant, rng):
-    run(
+    check(
         make_case([(1, 130), (1, 64), (1, 65)], rng, page_size=page_size, fp8=fp8, gap=16),
         True,
         batch_invariant,
@@ -108,7 +60,7 @@ def test_page_sizes(page_size, fp8, batch_invariant, rng):
 @pytest.mark.parametrize("heads", [40, 80])
 def test_page_sizes_with_many_heads(page_size, heads, rng):
     rows = [(1, 130), (1, 64), (1, 193), (1, 0)]
-    run(make_case(rows, rng, heads=heads, page_size=page_size, gap=16))
+    check(make_case(rows, rng, heads=heads, page_size=page_size, gap=16))
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 64])
@@ -117,7 +69,7 @@ def test_fp8_with_many_heads(page_size, heads, rng, request):
     if heads > 16 and request.config.getoption("--device") == "cpu":
         pytest.skip("the reference has one way for any number of heads")
     rows = [(1, 130), (2, 64), (1, 1), (1, 1100), (1, 0)]
-    run(make_case(rows, rng, heads=heads, page_size=page_size, fp8=True, gap=16))
+    check(make_case(rows, rng, heads=heads, page_size=page_size, fp8=True, gap=16))
 
 
 @pytest.mark.parametrize("heads", [2, 40])
@@ -125,7 +77,7 @@ def test_fp8_with_many_heads(page_size, heads, rng, request):
 def test_fp8_with_float16_queries(heads, batch_invariant, rng):
     """Which Hopper's kernels refuse: another one serves them."""
     case = make_case([(1, 130), (2, 33)], rng, heads=heads, dtype=torch.float16, fp8=True)
-    run(case, batch_invariant=batch_invariant)
+    check(case, batch_invariant=batch_invariant)
 
 
 @pytest.mark.parametrize("heads", [16, 64, 128])
@@ -138,7 +90,7 @@ def test_rows_that_blocks_share(heads, fp8, rng, request):
             pytest.skip("the reference has no blocks that share a row")
         if heads > 64 and not os.environ.get("RADIX_TEST_FULL"):
             pytest.skip("more heads are more of the same on a CPU: with RADIX_TEST_FULL=1")
-    run(
+    check(
         make_case(
             [(1, 2500), (3, 65), (1, 1), (1, 700), (2, 4000)],
             rng,
@@ -152,19 +104,19 @@ def test_rows_that_blocks_share(heads, fp8, rng, request):
 @pytest.mark.parametrize("kv_len", [31, 32, 33, 511, 512, 513, 1600])
 @pytest.mark.parametrize("batch_invariant", [True, False])
 def test_around_the_tiles_and_chunks(kv_len, batch_invariant, rng):
-    run(make_case([(1, kv_len)], rng, heads=2), batch_invariant=batch_invariant)
+    check(make_case([(1, kv_len)], rng, heads=2), batch_invariant=batch_invariant)
 
 
 @pytest.mark.parametrize("kv_len", [63, 64, 65, 127, 128, 129, 4097])
 def test_around_the_tiles_with_many_heads(kv_len, rng):
-    run(make_case([(1, kv_len), (1, 5)], rng, heads=66, page_size=64))
+    check(make_case([(1, kv_len), (1, 5)], rng, heads=66, page_size=64))
 
 
 @pytest.mark.parametrize("page_size", [8, 24])
 @pytest.mark.parametrize("heads", [2, 40, 80])
 def test_long_rows_in_small_pages(page_size, heads, rng):
     """Pages are looked up some tiles ahead: several times a row."""
-    run(make_case([(1, 1100), (2, 300)], rng, heads=heads, page_size=page_size))
+    check(make_case([(1, 1100), (2, 300)], rng, heads=heads, page_size=page_size))
 
 
 @pytest.mark.parametrize(("heads", "batch"), [(2, 64), (2, 132), (40, 64), (40, 132), (66, 64)])
@@ -172,7 +124,7 @@ def test_rows_that_no_run_cuts(heads, batch, rng, request):
     """As many rows of one length as there are runs, nearly: each run has a whole row, so nothing is
     joined."""
     batch = 4 if request.config.getoption("--device") == "cpu" else batch
-    run(make_case([(1, 270)] * batch, rng, heads=heads, page_size=64))
+    check(make_case([(1, 270)] * batch, rng, heads=heads, page_size=64))
 
 
 @pytest.mark.parametrize("heads", [16, 80])
@@ -195,7 +147,7 @@ def test_maxima_that_move(heads, fp8, rises, rng):
         )
         unpacked = [rk.reference.unpack_mla_cache(x, torch.float64) for x in stored]
         case = Case((*case.args[:2], packed, *case.args[3:]), unpacked)
-    run(case)
+    check(case)
 
 
 @pytest.mark.parametrize("heads", [16, 80])
@@ -214,7 +166,7 @@ def test_a_scale_of_any_sign(heads, scale, rng):
 def test_several_queries(heads, causal, batch_invariant, rng):
     """Chunks behind a prefix, and queries that see nothing: more of them than keys, and no keys at
     all."""
-    run(
+    check(
         make_case([(3, 90), (2, 2), (4, 2), (2, 0), (1, 600)], rng, heads=heads),
         causal,
         batch_invariant,

@@ -44,6 +44,16 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
         (64, 4096, 64, 16),
         (64, 4096, 1, 16),
         (1, 8192, 64, 16),
+        (1, 600, 16, 16),
+        (4, 600, 16, 16),
+        (16, 600, 16, 16),
+        (32, 600, 16, 16),
+        (64, 600, 16, 16),
+        (16, 4096, 64, 16),
+        (32, 4096, 64, 16),
+        (1, 600, 16, 20),
+        (1, 8192, 64, 32),
+        (8, 4096, 64, 32),
         (256, 1024, 64, 16),
     ):
         yield _decode(device, dtype, [length] * batch, f"B{batch} kv{length}", page, heads)
@@ -51,6 +61,13 @@ def mla(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     ragged = [lengths.randint(100, 8192) for _ in range(64)]
     for heads in (16, 128):
         yield _decode(device, dtype, ragged, "B64 kv100..8192", 64, heads)
+    for batch, shortest, longest, page in (
+        (16, 100, 8192, 64),
+        (32, 100, 8192, 64),
+        (64, 500, 700, 16),
+    ):
+        ragged = [lengths.randint(shortest, longest) for _ in range(batch)]
+        yield _decode(device, dtype, ragged, f"B{batch} kv{shortest}..{longest}", page, 16)
     for heads in (16, 128):
         yield _decode(device, dtype, [4096] * 64, "B64 kv4096", 64, heads, fp8=True)
     yield _decode(device, dtype, [4096] * 64, "B64 kv4096", 64, 16, batch_invariant=True)

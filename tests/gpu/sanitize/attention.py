@@ -112,16 +112,23 @@ def decode() -> None:
 
 
 def mla() -> None:
-    """Few heads and many, rows of one length, parts joined by one group of threads and by all,
-    boxes and tokens."""
+    """Few heads and many, few rows and more, rows of one length, parts joined by one group of
+    threads and by all, boxes and tokens."""
     for heads, page, lens, fp8 in (
         (16, 64, (300, 17), False),
         (128, 64, (300, 17), False),
-        (16, 64, (2200, 17), False),
+        (16, 64, (300, *[17] * 64), False),
+        (16, 64, (2200, *[17] * 64), False),
+        (16, 64, (2700, 17), False),
+        (20, 64, (2700, 17), False),
+        (16, 64, (1400, *[17] * 16), False),
+        (16, 64, (700, *[17] * 32), False),
         (128, 64, (2200, 17), False),
         (80, 1, (530, 17), False),
         (16, 1, (530, 17), False),
+        (16, 1, (530, *[17] * 64), False),
         (16, 64, (600, 600), False),
+        (16, 64, (270,) * 65, False),
         (64, 64, (600, 600), False),
         (64, 64, (600, 600), True),
         (16, 64, (300, 17), True),
@@ -136,29 +143,31 @@ def mla() -> None:
             mla_rows(heads, 1, (530, 17), fp8, dtype, batch_invariant=True)
     for heads in (16, 64, 128):
         mla_rows(heads, 64, (2200, 17), False, torch.float16)
+    for lens in ((2200, *[17] * 64), (1400, *[17] * 16), (700, *[17] * 32)):
+        mla_rows(16, 64, lens, False, torch.float16)
 
 
 def mla_rows(
     heads: int,
     page: int,
-    lens: tuple[int, int],
+    lens: tuple[int, ...],
     fp8: bool,
     dtype: torch.dtype = HALF,
     **options: Any,
 ) -> None:
-    """One call of MLA's decode for two rows of one query each."""
+    """One call of MLA's decode for rows of one query each."""
     rng = torch.Generator().manual_seed(0)
-    q, rope = (torch.randn(2, heads, d, generator=rng).to(dtype) for d in (512, 64))
+    rows = len(lens)
+    q, rope = (torch.randn(rows, heads, d, generator=rng).to(dtype) for d in (512, 64))
     needed = [-(-n // page) for n in lens]
     cache = torch.randn(sum(needed) + 2, page, 576, generator=rng).to(dtype)
     if fp8:
         cache = rk.reference.pack_mla_tokens(cache[..., :512], cache[..., 512:])
     free = torch.randperm(len(cache), generator=rng).to(torch.int32)
-    table = torch.stack(
-        (free[: needed[0]], free[needed[0] :][: needed[1]].repeat(needed[0])[: needed[0]])
-    )
+    own = free[: sum(needed)].split(needed)
+    table = torch.stack([pages.repeat(max(needed))[: max(needed)] for pages in own])
     kv_lens = torch.tensor(lens, dtype=torch.int32)
-    cu_seqlens_q = torch.tensor([0, 1, 2], dtype=torch.int32)
+    cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32)
     args = (q, rope, cache, table, kv_lens, cu_seqlens_q)
     expected = rk.reference.mla_decode(*args, softmax_scale=192**-0.5)
     there = [on_gpu(x) for x in args]
@@ -170,5 +179,6 @@ def mla_rows(
         kind = " in float16"
     if options:
         kind += ", batch_invariant"
-    name = f"mla_decode, {heads} heads, {lens} tokens in pages of {page}{kind}"
+    counts = f"{lens[:2]} of {rows} rows" if rows > 2 else lens
+    name = f"mla_decode, {heads} heads, {counts} tokens in pages of {page}{kind}"
     compare(name, got, expected, 1e-2 if fp8 else 5e-3)

@@ -90,6 +90,31 @@ struct LaunchShape {
   bool cooperative = false;  // all blocks run at once, so they may wait for each other
 };
 
+// Clusters of a kernel, of `shape` but for its grid, that fit on the device at once. Each thread asks the driver once
+// for a kernel on a device.
+template <class... Params>
+int active_clusters(const char* op, rk_device device, void (*kernel)(Params...), const LaunchShape& shape) {
+  thread_local std::map<std::pair<const void*, int>, int> known;
+  const void* address = reinterpret_cast<const void*>(kernel);
+  const auto place = known.find({address, device.id});
+  if (place != known.end()) return place->second;
+  const DeviceScope scope(device);
+  raise_kernel_attribute(op, device, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.threads;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int count = 0;
+  check_gpu(cudaOccupancyMaxActiveClusters(&count, kernel, &config), op);
+  known[{address, device.id}] = count;
+  return count;
+}
+
 // Whether a kernel waits in wait_for_previous(): its code is for Hopper or later, not what the driver makes of an older
 // chip's PTX on a chip that there is no machine code for. Each thread asks the driver once for a kernel on a device.
 inline bool waits_for_previous(const char* op, rk_device device, const void* kernel) {

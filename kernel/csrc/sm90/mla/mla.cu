@@ -44,22 +44,37 @@ bool at_most_16_rows(const Shape& s) {
   return s.heads * s.max_seqlen_q <= 16;
 }
 
-enum class Kernel { kSwapQkH16, kWgmmaH64, kSplitFixed };
+int cluster_of(const Shape& s) {
+  return cluster_h16::blocks_of_row(s.batch, s.heads * s.max_seqlen_q);
+}
+
+enum class Kernel { kClusterH16, kSwapQkH16, kWgmmaH64, kSplitFixed };
 
 // What serves a call: the size of the workspace and the launch follow from it.
 Kernel kernel_for(const Shape& s, bool any_split, bool fp8) {
   if (!any_split) return Kernel::kSplitFixed;
+  if (!fp8 && cluster_of(s) > 0) return Kernel::kClusterH16;
   if (!at_most_16_rows(s)) return Kernel::kWgmmaH64;
   return fp8 ? Kernel::kSplitFixed : Kernel::kSwapQkH16;  // few rows of the FP8 form are quicker where all warps copy
 }
 
 int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
   switch (kernel_for(s, any_split, fp8)) {
+    case Kernel::kClusterH16: return cluster_h16::workspace_bytes(cluster_of(s));
     case Kernel::kSwapQkH16: return kWorkspaceBytes<swap_qk_h16::kRows>;
     case Kernel::kWgmmaH64: return kWorkspaceBytes<wgmma_h64::kRows>;
     case Kernel::kSplitFixed: break;
   }
   return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * split_fixed_node_bytes(tile_rows(s));
+}
+
+template <class T>
+void run_clusters(const WgmmaArgs& a, rk_stream stream) {
+  switch (cluster_of(a.p)) {
+    case 8: return cluster_h16::launch<T, 8>(a, stream);
+    case 4: return cluster_h16::launch<T, 4>(a, stream);
+    default: return cluster_h16::launch<T, 2>(a, stream);
+  }
 }
 
 void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
@@ -69,6 +84,7 @@ void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
   const bool fp8 = p.kv_dtype == DType::u8, bf = p.dtype == DType::bf16;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
   if (a.box_tokens < 8 || p.kv_pages == 0 || fp8) a.box_tokens = 0;  // a map of nothing does not exist
+  if (kernel == Kernel::kClusterH16) return bf ? run_clusters<bf16>(a, stream) : run_clusters<f16>(a, stream);
   const bool swapped = kernel == Kernel::kSwapQkH16;
   if (swapped) {
     // Fewer rows than blocks: what two of them have of one row is joined without a way through the workspace.

@@ -41,6 +41,24 @@ template <class T>
 void launch(const WgmmaArgs& args, rk_stream stream);
 }  // namespace swap_qk_h16
 
+// The same for so few rows of the batch that a cluster of blocks has each: bound by latency.
+namespace cluster_h16 {
+constexpr int kRows = 16, kMostBlocks = 256;
+// Blocks of the cluster that has a row of up to `query_rows`, or 16 of them; 0: the call is not for this kernel. A
+// device of 132 multiprocessors runs all at once.
+constexpr int blocks_of_row(int64_t batch, int64_t query_rows) {
+  // Two clusters read a row of up to 32, each all of its tokens: worth it where rows are few.
+  if (query_rows > kRows) return query_rows <= 2 * kRows && batch <= 8 ? 8 : 0;
+  return batch <= 16 ? 8 : batch <= 32 ? 4 : batch <= 64 ? 2 : 0;
+}
+// Of each block a word, and its dimensions of the query rows' O with m and l.
+constexpr int64_t workspace_bytes(int cluster) {
+  return kMostBlocks * int64_t{8 + kRows * (kLatent / cluster * 4 + 8)};
+}
+template <class T, int kCluster>
+void launch(const WgmmaArgs& args, rk_stream stream);
+}  // namespace cluster_h16
+
 // 64 query rows of a block on wgmma: bound by the tensor cores.
 namespace wgmma_h64 {
 constexpr int kRows = 64;

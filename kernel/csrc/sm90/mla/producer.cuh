@@ -50,9 +50,12 @@ class Producer {
         lane_(threadIdx.x % 32),
         rank_(a.sharing > 1 ? sm90::cluster_rank() : 0) {}
 
+  // The tiles of a segment.
+  __device__ void fetch(const Segment& s) { a_.box_tokens > 0 ? send(s) : gather(s); }
+
   __device__ void run(Walk walk) {
     Segment s;
-    while (walk.next(s)) a_.box_tokens > 0 ? send(s) : gather(s);
+    while (walk.next(s)) fetch(s);
     // The other block of a cluster signals until here, so this one may not end before.
     for (int at = 0; a_.sharing > 1 && at < 2; at++) wait_empty(at, warp_);
   }
