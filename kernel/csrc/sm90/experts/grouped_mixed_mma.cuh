@@ -14,10 +14,10 @@ inline GroupedMixedMmaParams params_of(const Problem& q, const linear::MixedWeig
   p.scales = w.scales;
   p.zeros = w.zeros;
   p.k_tiles = w.k_tiles;
-  p.groups = w.groups;
+  p.numbers = w.numbers;
   p.scale_type = w.scale_type;
   p.scale_bytes = w.scale_bytes;
-  p.by_rows = w.groups == 1;
+  p.by_rows = w.numbers == 1;
   p.routing = q.routing;
   p.expert_step = static_cast<uint32_t>(w.step);
   p.rows = gated ? 2 * n : n;

@@ -19,7 +19,7 @@ void launch_mixed_mma(const Problem& q) {
   p.scales = q.packed + l.scales;
   p.zeros = l.zeros ? q.packed + l.zeros : nullptr;
   p.k_tiles = static_cast<int>(l.k_tiles);
-  p.groups = static_cast<int>(l.groups);
+  p.numbers = static_cast<int>(l.numbers);
   p.scale_type = q.scale_type;
   p.scale_bytes = l.scale_bytes;
   p.by_rows = l.groups == 1;
