@@ -81,7 +81,7 @@ void launch_grouped_mixed_mma(const MixedProblem& m, const Scratch& s) {
 // 32 whose scales do not go into the operand, the sums of 16 pairs do not fit into the registers.
 template <class T, linear::Code kCode, int kGroup>
 void grouped_mixed_mma(const MixedProblem& m, const Scratch& s) {
-  if constexpr (kGroup > 32 || (kCode == linear::Code::e2m1 && linear::kIsBf16<T>)) {
+  if constexpr (kGroup > 32 || linear::kFoldsScales<T, kCode>) {
     const bool few = m.q.routing.tokens <= 8 || m.q.pairs() <= 4 * m.q.routing.named;
     if (!few) return launch_grouped_mixed_mma<T, kCode, kGroup, 16>(m, s);
   }

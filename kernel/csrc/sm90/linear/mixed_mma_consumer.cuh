@@ -15,8 +15,7 @@ class MixedConsumer {
  public:
   static constexpr int kUnits = Tile::kUnits, kColumns = Tile::kTokens / 8;
   static constexpr Code kCode = Tile::kCode;
-  // Powers of two go into the weights where T holds every product exactly.
-  static constexpr bool kFolded = kCode == Code::e2m1 && kIsBf16<T>;
+  static constexpr bool kFolded = kFoldsScales<T, kCode>;
 
   __device__ MixedConsumer(const Walk& walk, const MixedShared<Tile>& s)
       : walk_(walk), row_warp_(threadIdx.x / 32 / Tile::kKWarps), k_warp_(threadIdx.x / 32 % Tile::kKWarps) {

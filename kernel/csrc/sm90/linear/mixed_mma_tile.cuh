@@ -39,10 +39,11 @@ struct MixedParams : MixedForm {
 constexpr int kMostXStages = 16;
 constexpr int kWholeRows = 128;  // the size of groups that also stands for one group a row
 
-// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
-template <Code kCode, int kGroup, int kTokens>
+// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers. kFolded:
+// where scales need no sums of their own.
+template <Code kCode, int kGroup, int kTokens, bool kFolded = false>
 constexpr int round_tiles() {
-  if (kTokens > 16) return kGroup == 128 || kCode == Code::e2m1 ? 2 : 1;
+  if (kTokens > 16) return kGroup == 128 || kFolded ? 2 : 1;
   return kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2 : 4;
 }
 

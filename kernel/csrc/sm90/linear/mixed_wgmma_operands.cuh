@@ -133,7 +133,6 @@ class ScaledE2m1Operands {
 };
 
 template <class T, Code kCode>
-using GroupOperands =
-    std::conditional_t<kCode == Code::e2m1 && kIsBf16<T>, ScaledE2m1Operands, ScaledOperands<T, kCode>>;
+using GroupOperands = std::conditional_t<kFoldsScales<T, kCode>, ScaledE2m1Operands, ScaledOperands<T, kCode>>;
 
 }  // namespace radix::linear

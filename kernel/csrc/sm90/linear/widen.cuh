@@ -19,6 +19,10 @@ namespace radix::linear {
 template <class T>
 constexpr bool kIsBf16 = __is_same(T, bf16);
 
+// Whether scales go into the operand exactly: powers of two, where T holds every product with a code.
+template <class T, Code kCode>
+constexpr bool kFoldsScales = kCode == Code::e2m1 && kIsBf16<T>;
+
 // One value twice.
 __host__ __device__ constexpr uint32_t twice(uint32_t half) {
   return half * 0x10001u;
