@@ -49,29 +49,31 @@ class MixedConsumer {
         odd = even;
         even = first;
       }
-      end(epilogue, tile);
+      leave(epilogue);
+      epilogue.finish(tile);
+      sm90::named_barrier(1, Tile::kConsumers);
     }
   }
 
   // The same for many small tiles: rounds run on from one to the next, so that no registers change places whose codes
-  // are still on their way.
+  // are still on their way. The sums of two tiles lie beside each other: nobody waits until all have ended a tile.
   template <class Epilogue>
-  __device__ void run_on(const Epilogue& epilogue) {
+  __device__ void run_on(Epilogue epilogue) {
     WeightStream<Tile, Walk> weights(walk_, row_warp_, k_warp_);
     MixedRound<Tile> even, odd;
     start(weights, even, odd);
     sm90::pdl_wait();
-    const int rounds = Tile::rounds(walk_.form());
-    int tile = blockIdx.x, left = rounds;
+    int tile = blockIdx.x;
     if (tile >= walk_.tiles()) return;
     begin(tile);
     const auto goes_on = [&](MixedRound<Tile>& round) {
       consume(round, weights);
-      if (--left > 0) return true;
-      end(epilogue, tile);
+      if (k_left_ > 0) return true;
+      leave(epilogue);
+      epilogue.finish(tile);
+      epilogue.change();
       tile += gridDim.x;
       if (tile >= walk_.tiles()) return false;
-      left = rounds;
       begin(tile);
       return true;
     };
@@ -100,16 +102,15 @@ class MixedConsumer {
   __device__ void begin(int tile) {
     clear(sum_);
     has_rows_ = walk_.strip_of(tile, row_warp_ * kUnits) >= 0;
-    k_left_ = has_rows_ ? walk_.form().k_tiles - k_warp_ * Tile::kRound : 0;
+    k_left_ = walk_.form().k_tiles;
   }
+  // Hands the tile's sums to all.
   template <class Epilogue>
-  __device__ void end(const Epilogue& epilogue, int tile) const {
+  __device__ void leave(const Epilogue& epilogue) const {
 #pragma unroll
     for (int u = 0; u < kUnits; u++)
 #pragma unroll
       for (int j = 0; j < kColumns; j++) epilogue.store(sum_[u][j], k_warp_, row_warp_ * kUnits + u, j * 8);
-    sm90::named_barrier(1, Tile::kConsumers);
-    epilogue.finish(tile);
     sm90::named_barrier(1, Tile::kConsumers);
   }
 
@@ -125,6 +126,7 @@ class MixedConsumer {
     __syncwarp();
     sm90::barrier_arrive_warp_at(empty_ + ring_.index * 8);
     Tile::kSharedScales ? weights.advance() : weights.load(round);
+    k_left_ -= Tile::kStageTiles;
     ring_.next();
   }
 
@@ -132,8 +134,7 @@ class MixedConsumer {
   // almost two rounds. Most rounds are whole and without large scales: their products are one run of instructions.
   __device__ void multiply_by_tiles(MixedRound<Tile>& round, WeightStream<Tile, Walk>& weights, uint32_t x) {
     const bool large = kFolded && __any_sync(~0u, ScaledE2m1Operands::is_large(round.any_scales()));
-    const int tiles = k_left_;
-    k_left_ -= Tile::kStageTiles;
+    const int tiles = has_rows_ ? k_left_ - k_warp_ * Tile::kRound : 0;
     if (tiles >= Tile::kRound && !large) {
 #pragma unroll
       for (int i = 0; i < Tile::kRound; i++) {
@@ -241,7 +242,7 @@ class MixedConsumer {
   uint32_t x_, full_, empty_;  // addresses; x_: of this lane's rows
   sm90::Ring<Tile::kXStages> ring_;
   bool has_rows_ = false;
-  int k_left_ = 0;  // of the warp's tiles of k, where it has rows
+  int k_left_ = 0;  // tiles of k that all have still to multiply
   Sums sum_;
 };
 
