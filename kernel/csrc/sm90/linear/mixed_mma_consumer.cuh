@@ -83,6 +83,7 @@ class MixedConsumer {
 
  private:
   using Sums = float[kUnits][kColumns][4];
+  static constexpr int kRun = Tile::kRound % 2 ? 1 : 2;
 
   __device__ static void clear(Sums& sums) {
 #pragma unroll
@@ -131,20 +132,27 @@ class MixedConsumer {
   }
 
   // e2m1: a tile's registers take the next codes as soon as it has been multiplied, so that these are on their way for
-  // almost two rounds. Most rounds are whole and without large scales: their products are one run of instructions.
-  __device__ void multiply_by_tiles(MixedRound<Tile>& round, WeightStream<Tile, Walk>& weights, uint32_t x) {
-    const bool large = kFolded && __any_sync(~0u, ScaledE2m1Operands::is_large(round.any_scales()));
+  // almost two rounds.
+  __device__ void multiply_by_tiles(MixedRound<Tile>& round, const WeightStream<Tile, Walk>& weights, uint32_t x) {
     const int tiles = has_rows_ ? k_left_ - k_warp_ * Tile::kRound : 0;
-    if (tiles >= Tile::kRound && !large) {
 #pragma unroll
-      for (int i = 0; i < Tile::kRound; i++) {
+    for (int first = 0; first < Tile::kRound; first += kRun) multiply_run(round, weights, first, tiles, x);
+  }
+  // kRun of the round's tiles, of which there are `tiles`. Most runs are whole and without large scales: their products
+  // are one run of instructions. To ask about scales is to wait for them, hence not about all of a round at once.
+  __device__ void multiply_run(MixedRound<Tile>& round, const WeightStream<Tile, Walk>& weights, int first, int tiles,
+                               uint32_t x) {
+    const bool large = kFolded && __any_sync(~0u, ScaledE2m1Operands::is_large(round.any_scales(first, kRun)));
+    if (tiles >= first + kRun && !large) {
+#pragma unroll
+      for (int i = first; i < first + kRun; i++) {
         multiply_tile(round, i, false, x);
         weights.load_piece(round, i);
       }
       return;
     }
 #pragma unroll
-    for (int i = 0; i < Tile::kRound; i++) {
+    for (int i = first; i < first + kRun; i++) {
       if (i < tiles) multiply_tile(round, i, large, x);
       weights.load_piece(round, i);
     }

@@ -99,13 +99,13 @@ struct MixedRound {
       to[1] = step == 0 ? piece.y : piece.w;
     }
   }
-  // The bits of all scales.
-  __device__ uint32_t any_scales() const {
+  // The bits of all scales of some tiles of e2m1.
+  __device__ uint32_t any_scales(int first, int count) const {
     uint32_t all = 0;
 #pragma unroll
     for (int u = 0; u < Tile::kUnits; u++)
 #pragma unroll
-      for (int i = 0; i < Tile::kRoundScales; i++) all |= scales[u][i][0];
+      for (int i = first; i < first + count; i++) all |= scales[u][i][0];
     return all;
   }
   __device__ float scale(const MixedForm& p, int unit, int group, int i) const {
