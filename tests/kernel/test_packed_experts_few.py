@@ -122,6 +122,35 @@ def test_more_tiles_than_blocks(tokens, sizes, form, rng):
     check(make(tokens, sizes, form, rng))
 
 
+@pytest.mark.parametrize("sizes", [SMALL, WIDE], ids=str)
+@pytest.mark.parametrize("tokens", [1, 9, 64])
+def test_large_powers_of_two_among_small_ones(tokens, sizes, rng):
+    """Of `mxfp4`: some of a warp's groups are multiplied twice, others of the same row are not."""
+    experts = make(tokens, sizes, MXFP4, rng)
+    for weight in experts.w2:
+        chosen = torch.rand(weight.scales.shape, generator=rng) < 0.1
+        chosen[0, 0] = True
+        weight.scales[chosen] += 10  # to 129 and more
+    assert all((weight.scales > 128).any() for weight in experts.w2)
+    experts.case.w2.copy_(torch.stack([weight.values() for weight in experts.w2]))
+    check(experts)
+
+
+@pytest.mark.parametrize("power", [0, 1, 127, 128, 129, 252])
+@pytest.mark.parametrize("tokens", [1, 60])
+def test_powers_of_two_from_end_to_end(tokens, power, rng):
+    """One group has this power, in either product; what it multiplies keeps the sums in float32."""
+    experts = make(tokens, SMALL, MXFP4, rng)
+    for weight in (*experts.w1, *experts.w2):
+        weight.scales[:, 1] = power
+        if power > 129:
+            weight.codes[:, 32:64] = 0
+    case = experts.case
+    case.w1.copy_(torch.stack([weight.values() for weight in experts.w1]))
+    case.w2.copy_(torch.stack([weight.values() for weight in experts.w2]))
+    check(experts)
+
+
 # One step of k, a width of one strip, odd multiples, one expert of many.
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 8, 16), (2, 2, 8, 16), (5, 5, 72, 48), (1000, 4, 24, 16), (7, 3, 136, 80)]

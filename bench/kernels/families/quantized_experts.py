@@ -49,7 +49,10 @@ class Layer:
         """[n, k] of random codes."""
         rows = -(-n // _TILE)
         codes = rows * -(-k // _TILE) * _TILE * _TILE * _BITS[self.kind] // 8
-        scales = rows * -(-k // self.group) * _TILE
+        groups = -(-k // self.group)
+        if self.kind == "mxfp4":
+            groups += groups % 2  # those of a tile of k are one number
+        scales = rows * groups * _TILE
         data = torch.randint(256, (codes,), device=self.device, dtype=torch.uint8)
         if self.kind == "mxfp4":
             parts = torch.randint(116, 120, (scales,), device=self.device, dtype=torch.uint8)

@@ -48,7 +48,8 @@ enum {
   RK_LAYOUT_QUADS16 = 3,   /* int8: [N/16] x { codes [K/4][16][4], scales [groups][16], mins [groups][16] } */
   RK_LAYOUT_NIBBLES16 = 4, /* int4: [N/16] x { codes [K/8][16][4], scales [groups][16], zeros or mins [groups][16] } */
   RK_LAYOUT_SUPERS16 = 5,  /* Q*_K: [N/16][K/256] x { codes, sub-scales, sub-minima, scales [16], mins [16] } */
-  RK_LAYOUT_FRAGMENTS64 = 6, /* Hopper: codes [N/64][K/64][4][32 lanes], scales and zeros [N/64][groups][64] */
+  RK_LAYOUT_FRAGMENTS64 = 6, /* Hopper: codes [N/64][K/64][4][32 lanes], scales and zeros [N/64][groups][64]; of MXFP4
+                              * scales [N/64][K/64][64][2] */
   RK_LAYOUT_BYTES16 = 7      /* FP8: [N/16] x { codes [K/2][16][2], scales [groups][16] } */
 };
 

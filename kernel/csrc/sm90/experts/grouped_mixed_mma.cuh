@@ -14,10 +14,10 @@ inline GroupedMixedMmaParams params_of(const Problem& q, const linear::MixedWeig
   p.scales = w.scales;
   p.zeros = w.zeros;
   p.k_tiles = w.k_tiles;
-  p.groups = w.groups;
+  p.numbers = w.numbers;
   p.scale_type = w.scale_type;
   p.scale_bytes = w.scale_bytes;
-  p.by_rows = w.groups == 1;
+  p.by_rows = w.numbers == 1;
   p.routing = q.routing;
   p.expert_step = static_cast<uint32_t>(w.step);
   p.rows = gated ? 2 * n : n;
@@ -81,7 +81,7 @@ void launch_grouped_mixed_mma(const MixedProblem& m, const Scratch& s) {
 // 32 whose scales do not go into the operand, the sums of 16 pairs do not fit into the registers.
 template <class T, linear::Code kCode, int kGroup>
 void grouped_mixed_mma(const MixedProblem& m, const Scratch& s) {
-  if constexpr (kGroup > 32 || (kCode == linear::Code::e2m1 && linear::kIsBf16<T>)) {
+  if constexpr (kGroup > 32 || linear::kFoldsScales<T, kCode>) {
     const bool few = m.q.routing.tokens <= 8 || m.q.pairs() <= 4 * m.q.routing.named;
     if (!few) return launch_grouped_mixed_mma<T, kCode, kGroup, 16>(m, s);
   }

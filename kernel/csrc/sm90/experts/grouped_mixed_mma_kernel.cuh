@@ -11,14 +11,15 @@
 //                  rounds ahead, from tile to tile and so from expert to expert
 //   producers      a warpgroup: cp.async of the pairs' rows from where they lie, a piece of 16 bytes a thread, into the
 //                  ring of stages. Columns without a pair hold what was there: nothing of them is stored
-//   epilogue       sums -> shared memory -> added in the order of the warps -> bias, gate -> 16-byte stores
+//   epilogue       sums -> shared memory, where those of two tiles have room -> added in the order of the warps -> bias,
+//                  gate -> 8-byte stores
 // clang-format on
 //
 // The second product's blocks take their places, find the plan and load their first weights while the first one ends:
 // the ids were there before the first began (pdl.cuh).
 //
-// Shared memory: what find() needs, then x and partials as in linear/mixed_mma_tile.cuh (dynamic); the plan and the
-// barriers (static).
+// Shared memory: what find() needs, then x and two sets of partials as in linear/mixed_mma_tile.cuh (dynamic); the plan
+// and the barriers (static).
 #pragma once
 
 #include "sm90/common/cp_async.cuh"

@@ -30,6 +30,8 @@ template <linear::Code kCode, int kGroup, int kTokens, int kRowWarps, int kKWarp
 struct GroupedMixedMmaTile : linear::MixedTile<kCode, kGroup, kTokens, kRowWarps, kKWarps, 1,
                                                linear::round_tiles<kCode, kGroup, kTokens>(), kMixedMmaStages> {
   using Plan = MixedMmaPlan<kTokens, GroupedMixedMmaTile::kThreads>;
+  static constexpr int kSharedBytes =
+      GroupedMixedMmaTile::MixedTile::kSharedBytes + GroupedMixedMmaTile::kPartialBytes;  // two sets of partials
   static constexpr int kProducers = GroupedMixedMmaTile::kThreads - GroupedMixedMmaTile::kConsumers;
   static constexpr int kPieces = linear::kTileK * 2 / 16;              // of 16 bytes, of a row and a tile of k
   static constexpr int kTilesAtOnce = kProducers / kPieces / kTokens;  // tiles of k that all producers copy

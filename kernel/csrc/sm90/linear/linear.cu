@@ -39,7 +39,7 @@ void check_x(const rk_tensor& x, const rk_tensor& out) {
 // mixed_mma counts scales, zero points and tiles of k in 32 bits.
 void check_size(const Layout& layout) {
   constexpr int64_t kMost = INT32_MAX;
-  const int64_t numbers = layout.row_tiles * layout.groups * kTileRows;
+  const int64_t numbers = layout.row_tiles * layout.numbers * kTileRows;
   if (numbers > kMost || layout.k_tiles > kMost)
     fail(RK_UNSUPPORTED, "linear: the weight has %lld scales, padding included; at most %lld are supported",
          (long long)numbers, (long long)kMost);

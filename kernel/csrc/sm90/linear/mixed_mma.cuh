@@ -19,7 +19,7 @@ void launch_mixed_mma(const Problem& q) {
   p.scales = q.packed + l.scales;
   p.zeros = l.zeros ? q.packed + l.zeros : nullptr;
   p.k_tiles = static_cast<int>(l.k_tiles);
-  p.groups = static_cast<int>(l.groups);
+  p.numbers = static_cast<int>(l.numbers);
   p.scale_type = q.scale_type;
   p.scale_bytes = l.scale_bytes;
   p.by_rows = l.groups == 1;
@@ -48,7 +48,7 @@ void launch_mixed_mma(const Problem& q) {
 // By the strips of a multiprocessor, so that most warps have rows where those are few.
 template <class T, Code kCode, int kGroup, int kTokens>
 void mixed_mma_of(const Problem& q) {
-  constexpr int kRound = round_tiles<kCode, kGroup, kTokens>();
+  constexpr int kRound = round_tiles<kCode, kGroup, kTokens, kFoldsScales<T, kCode>>();
   constexpr bool kFew = kTokens <= 16;
   const int sms = gpu::multiprocessors(q.gemm.device), strips = (q.gemm.n + kStripRows - 1) / kStripRows;
   const int unit = q.gemm.epilogue.gate == Gate::halves ? 2 : 1;

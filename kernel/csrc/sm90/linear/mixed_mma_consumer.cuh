@@ -15,17 +15,19 @@ class MixedConsumer {
  public:
   static constexpr int kUnits = Tile::kUnits, kColumns = Tile::kTokens / 8;
   static constexpr Code kCode = Tile::kCode;
-  // Powers of two go into the weights where T holds every product exactly.
-  static constexpr bool kFolded = Walk::kStacked && kCode == Code::e2m1 && kIsBf16<T>;
-  static_assert(!kFolded || Tile::kGroup == kTileK / 2, "half a tile has one scale");
+  static constexpr bool kFolded = kFoldsScales<T, kCode>;
 
   __device__ MixedConsumer(const Walk& walk, const MixedShared<Tile>& s)
-      : walk_(walk),
-        s_(s),
-        lane_(threadIdx.x % 32),
-        row_warp_(threadIdx.x / 32 / Tile::kKWarps),
-        k_warp_(threadIdx.x / 32 % Tile::kKWarps),
-        x_at_(k_warp_ * Tile::kRound * Tile::kXBytes + (lane_ % 8) * 128 + ((lane_ / 8) ^ (lane_ % 8)) * 16) {}
+      : walk_(walk), row_warp_(threadIdx.x / 32 / Tile::kKWarps), k_warp_(threadIdx.x / 32 % Tile::kKWarps) {
+    const int lane = threadIdx.x % 32;
+    x_ = sm90::shared_address(s.x) + k_warp_ * Tile::kRound * Tile::kXBytes + lane % 8 * 128 +
+         ((lane / 8) ^ (lane % 8)) * 16;
+    full_ = sm90::shared_address(s.full);
+    empty_ = sm90::shared_address(s.empty);
+    if constexpr (Tile::kSharedScales) {  // there is room for them in place of what they are made of
+      for (uint32_t* address : {&x_, &full_, &empty_}) asm volatile("" : "+r"(*address));
+    }
+  }
 
   template <class Epilogue>
   __device__ void run(const Epilogue& epilogue) {
@@ -47,29 +49,31 @@ class MixedConsumer {
         odd = even;
         even = first;
       }
-      end(epilogue, tile);
+      leave(epilogue);
+      epilogue.finish(tile);
+      sm90::named_barrier(1, Tile::kConsumers);
     }
   }
 
   // The same for many small tiles: rounds run on from one to the next, so that no registers change places whose codes
-  // are still on their way.
+  // are still on their way. The sums of two tiles lie beside each other: nobody waits until all have ended a tile.
   template <class Epilogue>
-  __device__ void run_on(const Epilogue& epilogue) {
+  __device__ void run_on(Epilogue epilogue) {
     WeightStream<Tile, Walk> weights(walk_, row_warp_, k_warp_);
     MixedRound<Tile> even, odd;
     start(weights, even, odd);
     sm90::pdl_wait();
-    const int rounds = Tile::rounds(walk_.form());
-    int tile = blockIdx.x, left = rounds;
+    int tile = blockIdx.x;
     if (tile >= walk_.tiles()) return;
     begin(tile);
     const auto goes_on = [&](MixedRound<Tile>& round) {
       consume(round, weights);
-      if (--left > 0) return true;
-      end(epilogue, tile);
+      if (k_left_ > 0) return true;
+      leave(epilogue);
+      epilogue.finish(tile);
+      epilogue.change();
       tile += gridDim.x;
       if (tile >= walk_.tiles()) return false;
-      left = rounds;
       begin(tile);
       return true;
     };
@@ -79,6 +83,7 @@ class MixedConsumer {
 
  private:
   using Sums = float[kUnits][kColumns][4];
+  static constexpr int kRun = Tile::kRound % 2 ? 1 : 2;
 
   __device__ static void clear(Sums& sums) {
 #pragma unroll
@@ -98,35 +103,93 @@ class MixedConsumer {
   __device__ void begin(int tile) {
     clear(sum_);
     has_rows_ = walk_.strip_of(tile, row_warp_ * kUnits) >= 0;
+    k_left_ = walk_.form().k_tiles;
   }
+  // Hands the tile's sums to all.
   template <class Epilogue>
-  __device__ void end(const Epilogue& epilogue, int tile) const {
+  __device__ void leave(const Epilogue& epilogue) const {
 #pragma unroll
     for (int u = 0; u < kUnits; u++)
 #pragma unroll
       for (int j = 0; j < kColumns; j++) epilogue.store(sum_[u][j], k_warp_, row_warp_ * kUnits + u, j * 8);
     sm90::named_barrier(1, Tile::kConsumers);
-    epilogue.finish(tile);
-    sm90::named_barrier(1, Tile::kConsumers);
   }
 
   // A round's products; then its registers take the codes of the round after the next.
   __device__ void consume(MixedRound<Tile>& round, WeightStream<Tile, Walk>& weights) {
-    sm90::barrier_wait(&s_.full[ring_.index], ring_.parity);
-    if (has_rows_) multiply(round, sm90::shared_address(s_.x) + ring_.index * Tile::kXStageBytes + x_at_);
+    sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity);
+    const uint32_t x = x_ + ring_.index * Tile::kXStageBytes;
+    if constexpr (Tile::kSharedScales) {
+      multiply_by_tiles(round, weights, x);
+    } else if (has_rows_) {
+      multiply(round, x);
+    }
     __syncwarp();
-    sm90::barrier_arrive_warp(&s_.empty[ring_.index]);
-    weights.load(round);
+    sm90::barrier_arrive_warp_at(empty_ + ring_.index * 8);
+    Tile::kSharedScales ? weights.advance() : weights.load(round);
+    k_left_ -= Tile::kStageTiles;
     ring_.next();
   }
 
-  __device__ void multiply(const MixedRound<Tile>& round, uint32_t x) {
-    if constexpr (kFolded) {
-      const bool large = round.has_large_scales(ScaledE2m1Operands::kMostAtOnce);
+  // e2m1: a tile's registers take the next codes as soon as it has been multiplied, so that these are on their way for
+  // almost two rounds.
+  __device__ void multiply_by_tiles(MixedRound<Tile>& round, const WeightStream<Tile, Walk>& weights, uint32_t x) {
+    const int tiles = has_rows_ ? k_left_ - k_warp_ * Tile::kRound : 0;
 #pragma unroll
-      for (int h = 0; h < Tile::kRound * 2; h++) multiply_scaled(round, h, large, x);
+    for (int first = 0; first < Tile::kRound; first += kRun) multiply_run(round, weights, first, tiles, x);
+  }
+  // kRun of the round's tiles, of which there are `tiles`. Most runs are whole and without large scales: their products
+  // are one run of instructions. To ask about scales is to wait for them, hence not about all of a round at once.
+  __device__ void multiply_run(MixedRound<Tile>& round, const WeightStream<Tile, Walk>& weights, int first, int tiles,
+                               uint32_t x) {
+    const bool large = kFolded && __any_sync(~0u, ScaledE2m1Operands::is_large(round.any_scales(first, kRun)));
+    if (tiles >= first + kRun && !large) {
+#pragma unroll
+      for (int i = first; i < first + kRun; i++) {
+        multiply_tile(round, i, false, x);
+        weights.load_piece(round, i);
+      }
       return;
     }
+#pragma unroll
+    for (int i = first; i < first + kRun; i++) {
+      if (i < tiles) multiply_tile(round, i, large, x);
+      weights.load_piece(round, i);
+    }
+  }
+  // Tile `tile` of the round, e2m1. large: of its scales.
+  __device__ void multiply_tile(const MixedRound<Tile>& round, int tile, bool large, uint32_t x) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      Operands a;
+#pragma unroll
+      for (int u = 0; u < kUnits; u++) widen_half(round, u, tile * 2 + half, large, a[u]);
+      if constexpr (kFolded) {
+        multiply_steps(sum_, a, tile * 2 + half, x);
+      } else {
+        Sums part;
+        clear(part);
+        multiply_steps(part, a, tile * 2 + half, x);
+        fold(part, round, tile * 2 + half);
+      }
+    }
+  }
+  __device__ static void widen_half(const MixedRound<Tile>& round, int unit, int half, bool large,
+                                    uint32_t (&a)[2][4]) {
+    uint32_t words[1][2][1];
+    round.words(unit, half, 0, words[0][0]);
+    round.words(unit, half, 1, words[0][1]);
+    if constexpr (kFolded) {
+      ScaledE2m1Operands operands;
+      operands.scale_by(round.scales[unit][half / 2][0], half % 2, large);
+      operands.widen<1>(words, &a);
+    } else {
+      const uint32_t none[2] = {};
+      widen_steps<T, kCode>(words[0], none, a);
+    }
+  }
+
+  __device__ void multiply(const MixedRound<Tile>& round, uint32_t x) {
     constexpr int kHalves = Tile::kGroup / 32;  // half tiles of a group
 #pragma unroll
     for (int group = 0; group < Tile::kRoundGroups; group++) {
@@ -150,30 +213,14 @@ class MixedConsumer {
         zero[0] = zero_pair<T>(round.zeros[u][group][0]);
         zero[1] = zero_pair<T>(round.zeros[u][group][1]);
       }
-#pragma unroll
-      for (int step = 0; step < 2; step++) {
-        uint32_t words[kStepWords<kCode>];
-        round.words(u, half, step, words);
-        widen_step<T, kCode>(words, zero, a[u][step]);
-      }
+      uint32_t words[2][kStepWords<kCode>];
+      round.words(u, half, 0, words[0]);
+      round.words(u, half, 1, words[1]);
+      widen_steps<T, kCode>(words, zero, a[u]);
     }
     multiply_steps(part, a, half, x);
   }
-  // The same with the scales of e2m1 in the operands. large: of the round.
-  __device__ void multiply_scaled(const MixedRound<Tile>& round, int half, bool large, uint32_t x) {
-    Operands a;
-#pragma unroll
-    for (int u = 0; u < kUnits; u++) {
-      ScaledE2m1Operands operands;
-      operands.scale_by(round.scales[u][half][0], round.scales[u][half][1], large);
-      uint32_t words[2][1];
-#pragma unroll
-      for (int step = 0; step < 2; step++) round.words(u, half, step, words[step]);
-      operands.widen<2>(words, a[u]);
-    }
-    multiply_steps(sum_, a, half, x);
-  }
-  __device__ void multiply_steps(Sums& sums, const Operands& a, int half, uint32_t x) const {
+  __device__ static void multiply_steps(Sums& sums, const Operands& a, int half, uint32_t x) {
     const uint32_t from = (x ^ (half % 2 * 64)) + half / 2 * Tile::kXBytes;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
@@ -199,11 +246,11 @@ class MixedConsumer {
   }
 
   const Walk& walk_;
-  const MixedShared<Tile>& s_;
-  const int lane_, row_warp_, k_warp_;
-  const uint32_t x_at_;
+  const int row_warp_, k_warp_;
+  uint32_t x_, full_, empty_;  // addresses; x_: of this lane's rows
   sm90::Ring<Tile::kXStages> ring_;
   bool has_rows_ = false;
+  int k_left_ = 0;  // tiles of k that all have still to multiply
   Sums sum_;
 };
 

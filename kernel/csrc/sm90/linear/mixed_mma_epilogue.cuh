@@ -13,16 +13,21 @@ class MixedPartials {
   // The sums of a lane: of strip `slot` of the tile and 8 tokens from `token` on, as mma.sync leaves them.
   __device__ void store(const float (&sum)[4], int k_warp, int slot, int token) const {
     const int lane = threadIdx.x % 32;
-    float* to = partials_ + (k_warp * Tile::kTokens + token + lane % 4 * 2) * Tile::kColumnStep + slot * 16 + lane / 4;
+    float* to =
+        partials_ + set_ + (k_warp * Tile::kTokens + token + lane % 4 * 2) * Tile::kColumnStep + slot * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) to[i % 2 * Tile::kColumnStep + i / 2 * 8] = sum[i];
   }
+
+  // The other one of two sets of sums, one behind the other: while some warps still end a tile, others leave their sums
+  // of the next one.
+  __device__ void change() { set_ = Tile::kPartialBytes / 4 - set_; }
 
  protected:
   // The sums of rows of the tile, `step` apart, in the order of the warps.
   template <int kRows>
   __device__ void add_up(float (&v)[kRows], int token, int row, int step) const {
-    const float* from = partials_ + token * Tile::kColumnStep + row;
+    const float* from = partials_ + set_ + token * Tile::kColumnStep + row;
 #pragma unroll
     for (int j = 0; j < kRows; j++) v[j] = from[j * step];
 #pragma unroll
@@ -33,6 +38,7 @@ class MixedPartials {
 
  private:
   float* const partials_;
+  int set_ = 0;  // floats from the first
 };
 
 template <class T, class Tile>

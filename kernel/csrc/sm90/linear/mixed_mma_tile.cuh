@@ -20,10 +20,10 @@ using gemm::Gate;
 // A packed weight as its codes are read, or the first of several.
 struct MixedForm {
   const char *codes, *scales, *zeros;  // zeros may be null
-  int k_tiles, groups;                 // of a row
+  int k_tiles, numbers;                // of a row; scales as they are stored (layout.cuh)
   DType scale_type;
-  int scale_bytes;
-  bool by_rows;  // one group a row
+  int scale_bytes;  // of one of these
+  bool by_rows;     // one group a row
 };
 
 // Strips are counted in units: a strip, or (Gate::halves) a strip of gates and its strip of ups.
@@ -39,10 +39,11 @@ struct MixedParams : MixedForm {
 constexpr int kMostXStages = 16;
 constexpr int kWholeRows = 128;  // the size of groups that also stands for one group a row
 
-// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers.
-template <Code kCode, int kGroup, int kTokens>
+// Tiles of k that a warp multiplies in a round: as many as registers hold twice, their codes and numbers. kFolded:
+// where scales need no sums of their own.
+template <Code kCode, int kGroup, int kTokens, bool kFolded = false>
 constexpr int round_tiles() {
-  if (kTokens > 16) return kGroup == 128 ? 2 : 1;
+  if (kTokens > 16) return kGroup == 128 || kFolded ? 2 : 1;
   return kCode == Code::s8 || (kCode == Code::u4 && kGroup < 128) ? 2 : 4;
 }
 
@@ -64,8 +65,11 @@ struct MixedTile {
   static constexpr int kLaunchRegisters = sm90::kSmRegisters / kThreads / 8 * 8;
   static_assert(!kShareRegisters ||
                 kConsumers * kConsumerRegisters + sm90::kWarpgroup * kProducerRegisters <= kThreads * kLaunchRegisters);
-  // Of a round: its groups, and a lane's pieces of 16 bytes of codes.
+  // Of a round: its groups, and a lane's pieces of 16 bytes of codes and its words of scales. e2m1 has those of a
+  // tile's two groups and both rows in one word.
   static constexpr int kRoundGroups = kRound * kTileK / kGroup;
+  static constexpr bool kSharedScales = kCode == Code::e2m1;
+  static constexpr int kRoundScales = kSharedScales ? kRound : kRoundGroups, kScaleWords = kSharedScales ? 1 : 2;
   static constexpr int kTilePieces = strip_bytes(kCode) / 512, kRoundPieces = kRound * kTilePieces;
   // All the warps' tiles of k in one round are a stage of x.
   static constexpr int kStageTiles = kKWarps * kRound;
@@ -80,6 +84,7 @@ struct MixedTile {
   static_assert(kXStages >= 3, "x is loaded ahead of the products");
   static_assert(kTokens % 8 == 0 && kTokens >= 8 && kTokens <= 32, "columns of the product, and a TMA box");
   static_assert(kGroup >= 32 && kRound * kTileK % kGroup == 0, "a round is of whole groups, a group of half tiles");
+  static_assert(!kSharedScales || kGroup == kTileK / 2, "a tile has two groups");
   static_assert(kUnits == 1 || kUnits == 2, "a gate strip and its up strip are one warp's, or neighbours'");
   static_assert(kStrips % 2 == 0, "a gate strip and its up strip are in one tile");
   static_assert(kThreads <= sm90::kMaxThreads && kXBytes % sm90::kSwizzleAtom == 0 && kPartialBytes % 16 == 0);

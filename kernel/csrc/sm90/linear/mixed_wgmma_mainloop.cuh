@@ -28,13 +28,14 @@ class MixedMainloop {
       : w_(w), chunks_(chunks) {
     const int group = threadIdx.x / 128 - 1, strip = group % Pipeline::kStrips, warp = threadIdx.x % 128 / 32;
     const int lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
+    const int scale_row = kCode == Code::e2m1 ? warp * 16 + lane / 4 * 2 : row;  // rows g and g + 8 beside each other
     part_ = group / Pipeline::kStrips;
     stages_ = sm90::shared_address(stages);
     full_ = sm90::shared_address(full);
     empty_ = lane < x.blocks ? sm90::remote_address(empty, x.first + lane) : 0;
     codes_ = Pipeline::kCodesAt + strip * Pipeline::kCodeBytes + part() * Pipeline::kTiles * tile_bytes(kCode) +
              warp * strip_bytes(kCode) + lane * 16;
-    scales_ = Pipeline::kScalesAt + strip * Pipeline::kScaleBytes + row * w.scale_bytes;
+    scales_ = Pipeline::kScalesAt + strip * Pipeline::kScaleBytes + scale_row * w.scale_bytes;
     zeros_ = Pipeline::kZerosAt + strip * Pipeline::kZeroBytes + row;
     // Registers, in place of what they are made of.
     for (uint32_t* offset : {&stages_, &full_, &empty_, &codes_, &scales_, &zeros_}) asm volatile("" : "+r"(*offset));
@@ -73,8 +74,8 @@ class MixedMainloop {
   }
 
  private:
-  // A tile's codes as operands of its 4 steps.
-  using Operands = uint32_t[4][4];
+  // A tile's codes as operands of its 4 steps, two and two.
+  using Operands = uint32_t[2][2][4];
 
   __device__ int part() const { return Pipeline::kKParts == 1 ? 0 : part_; }
   __device__ void await() const { sm90::barrier_wait_at(full_ + ring_.index * 8, ring_.parity); }
@@ -100,7 +101,7 @@ class MixedMainloop {
 
   // This lane's words of 4 steps.
   struct Words {
-    uint32_t at[4][kStepWords<kCode>];
+    uint32_t at[2][2][kStepWords<kCode>];
   };
   __device__ static Words load_words(uint32_t at) {
     Words words;
@@ -110,8 +111,8 @@ class MixedMainloop {
       const uint32_t four[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        constexpr int kSteps = 4 / kStepWords<kCode>;
-        words.at[h * kSteps + i / kStepWords<kCode>][i % kStepWords<kCode>] = four[i];
+        const int word = h * 4 + i, step = word / kStepWords<kCode>;
+        words.at[step / 2][step % 2][word % kStepWords<kCode>] = four[i];
       }
     }
     return words;
@@ -125,22 +126,24 @@ class MixedMainloop {
     const int first = (part() * Pipeline::kTiles + tile) * kTileK;  // of k within the stage
 #pragma unroll
     for (int g = 0; g < Pipeline::kGroupsOfTile; g++) {
-      const int group = group_of(first + g * 32);
+      const int number = number_of(first + g * 32);
       GroupOperands<T, kCode> operands;
-      operands.scale_by(stage + scales_ + group * kTileRows * w_.scale_bytes, w_.scale_type);
+      operands.scale_by(stage + scales_ + number * kTileRows * w_.scale_bytes, g % Pipeline::kGroupsOfNumber,
+                        w_.scale_type);
       if constexpr (kCode == Code::u4) {
-        const uint32_t zeros = stage + zeros_ + group * kTileRows;
+        const uint32_t zeros = stage + zeros_ + number * kTileRows;
         if (w_.zeros) operands.count_from(load_shared_u8(zeros), load_shared_u8(zeros + 8));
       }
-      constexpr int kSteps = Pipeline::kStepsOfGroup;
-      operands.template widen<kSteps>(words.at + g * kSteps, a + g * kSteps);
+      constexpr int kPairs = Pipeline::kStepsOfGroup / 2;
+      operands.template widen<kPairs>(words.at + g * kPairs, a + g * kPairs);
     }
   }
-  // The group of a stage's k. The last groups of k may not exist; one of whole rows is that of every stage.
-  __device__ int group_of(int k) const {
-    if constexpr (Pipeline::kGroupsOfChunk == 1) return 0;
-    const int groups = w_.groups - chunk_ * Pipeline::kChunk / Pipeline::kGroup;
-    return max(0, min(k / Pipeline::kGroup, groups - 1));
+  // Which of a stage's scales and zero points is that of its k. The last ones of k may not exist; one of whole rows is
+  // that of every stage.
+  __device__ int number_of(int k) const {
+    if constexpr (Pipeline::kNumbersOfChunk == 1) return 0;
+    const int numbers = w_.numbers - chunk_ * Pipeline::kChunk / Pipeline::kNumberK;
+    return max(0, min(k / Pipeline::kNumberK, numbers - 1));
   }
 
   // Starts the products of a tile.
@@ -151,7 +154,8 @@ class MixedMainloop {
     const uint32_t x = operand_low_at(stages_ + ring_.index * Pipeline::kStageBytes + at * Pipeline::kPartBytes);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; i++) WgmmaRegisters<kType, kColumns, false>::run(sum, a[i], operand_at(x + 2 * i), 1);
+    for (int i = 0; i < 4; i++)
+      WgmmaRegisters<kType, kColumns, false>::run(sum, a[i / 2][i % 2], operand_at(x + 2 * i), 1);
     wgmma_commit();
   }
 
@@ -178,7 +182,7 @@ class MixedMainloop {
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) asm volatile("" ::"r"(a[i][j]));
+      for (int j = 0; j < 4; j++) asm volatile("" ::"r"(a[i / 2][i % 2][j]));
   }
 
   const MixedWeights& w_;

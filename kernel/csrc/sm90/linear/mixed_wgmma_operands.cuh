@@ -7,12 +7,13 @@
 
 namespace radix::linear {
 
-// The scale `row` rows behind an address in shared memory, in float32.
+// Of the number at an address in shared memory (i: 0) or of that 8 rows further on (1), the scale of group `group` of
+// those that share it, in float32.
 template <Code kCode>
-__device__ inline float load_scale(uint32_t from, int row, DType type) {
-  if constexpr (kCode == Code::e2m1) return power_of_two(sm90::load_shared_u8(from + row));
-  if (type == DType::f32) return sm90::load_shared_float(from + row * 4);
-  const uint16_t bits = sm90::load_shared_u16(from + row * 2);
+__device__ inline float load_scale(uint32_t from, int i, int group, DType type) {
+  if constexpr (kCode == Code::e2m1) return power_of_two(sm90::load_shared_u8(from + i * 2 + group));
+  if (type == DType::f32) return sm90::load_shared_float(from + i * 32);
+  const uint16_t bits = sm90::load_shared_u16(from + i * 16);
   return type == DType::bf16 ? gpu::to_float(bf16{bits}) : gpu::to_float(f16{bits});
 }
 
@@ -34,8 +35,8 @@ __device__ inline uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c)
 template <class T, Code kCode>
 class ScaledOperands {
  public:
-  // The scales of the row at `from` and of that 8 further on.
-  __device__ void scale_by(uint32_t from, DType type) {
+  // The scales of the row at `from` and of that 8 further on, as load_scale() finds them.
+  __device__ void scale_by(uint32_t from, int group, DType type) {
     is_own_ = kCode != Code::e2m1 && type == (kIsBf16<T> ? DType::bf16 : DType::f16);
     is_split_ = kSplits && type == DType::f16;
 #pragma unroll
@@ -44,7 +45,7 @@ class ScaledOperands {
         scale_[i] = twice(sm90::load_shared_u16(from + 16 * i));
         continue;
       }
-      const float scale = load_scale<kCode>(from, 8 * i, type);
+      const float scale = load_scale<kCode>(from, i, group, type);
       scale_[i] = __float_as_uint(scale);
       if (is_split_) {
         const float most = __uint_as_float(sm90::round_pair<T>(scale, scale) & 0xffff0000u);
@@ -56,14 +57,17 @@ class ScaledOperands {
     zero_[0] = zero_pair<T>(low);
     zero_[1] = zero_pair<T>(high);
   }
-  // kSteps steps of words.
-  template <int kSteps>
-  __device__ void widen(const uint32_t (*words)[kStepWords<kCode>], uint32_t (*a)[4]) const {
+  // kPairs times two steps of words.
+  template <int kPairs>
+  __device__ void widen(const uint32_t (*words)[2][kStepWords<kCode>], uint32_t (*a)[2][4]) const {
 #pragma unroll
-    for (int s = 0; s < kSteps; s++) widen_step<T, kCode>(words[s], zero_, a[s]);
+    for (int p = 0; p < kPairs; p++) widen_steps<T, kCode>(words[p], zero_, a[p]);
     const auto each = [&](const auto& scaled) {
 #pragma unroll
-      for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = scaled(a[i / 4][i % 4], i % 2);
+      for (int i = 0; i < kPairs * 8; i++) {
+        uint32_t& pair = a[i / 8][i / 4 % 2][i % 4];
+        pair = scaled(pair, i % 2);
+      }
     };
     if (is_own_) {
       each([&](uint32_t pair, int row) { return multiply_pair<T>(pair, scale_[row]); });
@@ -89,45 +93,46 @@ class ScaledOperands {
 // bf16 holds that factor; what is left of a large one, into a second.
 class ScaledE2m1Operands {
  public:
-  // Powers of two in e8m0, 0 .. 252, in shared memory as above.
-  __device__ void scale_by(uint32_t from, DType) {
-    const uint32_t low = sm90::load_shared_u8(from), high = sm90::load_shared_u8(from + 8);
-    scale_by(low, high, __any_sync(~0u, max(low, high) > kMostAtOnce));
+  // The numbers of the lane's rows, four powers of two in e8m0, 0 .. 252, are a word in shared memory.
+  __device__ void scale_by(uint32_t from, int group, DType) {
+    const uint32_t numbers = sm90::load_shared_u32(from);
+    scale_by(numbers, group, __any_sync(~0u, is_large(numbers)));
   }
-  // is_large: the same for the warp, and true where one is above kMostAtOnce.
-  __device__ void scale_by(uint32_t low, uint32_t high, bool is_large) {
-    factor_[0] = factor(low);
-    factor_[1] = factor(high);
-    large_ = is_large;
-    if (!large_) return;
-    factor_[0] = factor(min(low, kMostAtOnce));
-    factor_[1] = factor(min(high, kMostAtOnce));
-    rest_[0] = rest(max(low, kMostAtOnce));
-    rest_[1] = rest(max(high, kMostAtOnce));
+  // large: the same for the warp, and true where is_large() is for the lane.
+  __device__ void scale_by(uint32_t numbers, int group, bool large) {
+    large_ = large;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const uint32_t power = e2m1_power(numbers, i, group), most = large ? min(power, kMostAtOnce) : power;
+      factor_[i] = most * kExponent + 126 * kExponent;
+      rest_[i] = (power - most) * kExponent + 127 * kExponent;
+    }
   }
-  template <int kSteps>
-  __device__ void widen(const uint32_t (*words)[1], uint32_t (*a)[4]) const {
+  // kPairs times two steps of words.
+  template <int kPairs>
+  __device__ void widen(const uint32_t (*words)[2][1], uint32_t (*a)[2][4]) const {
 #pragma unroll
-    for (int s = 0; s < kSteps; s++) widen_scaled_e2m1(words[s][0], factor_, a[s]);
+    for (int p = 0; p < kPairs; p++) widen_scaled_e2m1<bf16>({words[p][0][0], words[p][1][0]}, factor_, a[p]);
     if (!large_) return;
 #pragma unroll
-    for (int i = 0; i < kSteps * 4; i++) a[i / 4][i % 4] = multiply_pair<bf16>(a[i / 4][i % 4], rest_[i % 2]);
+    for (int i = 0; i < kPairs * 8; i++) {
+      uint32_t& pair = a[i / 8][i / 4 % 2][i % 4];
+      pair = multiply_pair<bf16>(pair, rest_[i % 2]);
+    }
   }
 
-  // As bf16 2^(126 + code - 127) has 126 + code as its exponent's field, up to 254.
-  static constexpr uint32_t kMostAtOnce = 128;
+  // Whether one of the powers may be above kMostAtOnce.
+  __device__ static bool is_large(uint32_t numbers) { return numbers & 0x80808080; }
 
  private:
-  static constexpr uint32_t kExponent = twice(1 << 7);
-  __device__ static uint32_t factor(uint32_t code) { return code * kExponent + 126 * kExponent; }
-  __device__ static uint32_t rest(uint32_t code) { return (code - 1) * kExponent; }
+  // As bf16 2^(126 + code - 127) has 126 + code as its exponent's field, up to 254.
+  static constexpr uint32_t kMostAtOnce = 128, kExponent = twice(1 << 7);
 
   uint32_t factor_[2], rest_[2];
   bool large_;
 };
 
 template <class T, Code kCode>
-using GroupOperands =
-    std::conditional_t<kCode == Code::e2m1 && kIsBf16<T>, ScaledE2m1Operands, ScaledOperands<T, kCode>>;
+using GroupOperands = std::conditional_t<kFoldsScales<T, kCode>, ScaledE2m1Operands, ScaledOperands<T, kCode>>;
 
 }  // namespace radix::linear

@@ -11,8 +11,8 @@ namespace radix::linear {
 struct MixedWeights {
   const char *codes, *scales, *zeros;  // of the first weight; zeros: or null
   int64_t step;                        // bytes from one weight to the next
-  int row_tiles, k_tiles, groups;      // of 64 rows, 64 of k; groups along k
-  int scale_bytes;                     // of one scale
+  int row_tiles, k_tiles, numbers;     // of 64 rows, 64 of k; scales along k, as they are stored (layout.cuh)
+  int scale_bytes;                     // of one of these
   DType scale_type;
   int second_row;  // from the first row of a tile's first half of strips to that of the second
 };
@@ -25,7 +25,7 @@ inline MixedWeights mixed_weights(const Layout& layout, const char* packed, int6
   w.step = step;
   w.row_tiles = static_cast<int>(layout.row_tiles);
   w.k_tiles = static_cast<int>(layout.k_tiles);
-  w.groups = static_cast<int>(layout.groups);
+  w.numbers = static_cast<int>(layout.numbers);
   w.scale_bytes = layout.scale_bytes;
   w.scale_type = scale_type;
   w.second_row = kTileRows;
@@ -54,15 +54,17 @@ struct MixedPipeline {
   static_assert(sm90::kWarpgroup * kProducerRegisters + kConsumers * kConsumerRegisters <= kThreads * kLaunchRegisters);
 
   static constexpr int kChunkTiles = kKParts * kTiles, kChunk = kChunkTiles * kTileK;  // of k a stage
-  static constexpr int kGroupsOfChunk = kChunk > kGroup ? kChunk / kGroup : 1;
   static constexpr int kGroupsOfTile = kGroup < kTileK ? kTileK / kGroup : 1;
+  // A scale as it is stored, or a zero point, is of so much k; groups that share one.
+  static constexpr int kNumberK = kCode == Code::e2m1 ? kTileK : kGroup, kGroupsOfNumber = kNumberK / kGroup;
+  static constexpr int kNumbersOfChunk = kChunk > kNumberK ? kChunk / kNumberK : 1;
   static constexpr int kStepsOfGroup = kTileK / kStepK / kGroupsOfTile;  // within a tile
 
   // A stage: x in parts of 128 bytes a row, then of each strip the codes, the scales and the zero points.
   static constexpr int kPartBytes = kMaxColumns * sm90::kSwizzleBytes;
   static constexpr int kCodeBytes = kChunkTiles * tile_bytes(kCode);
-  static constexpr int kScaleBytes = kGroupsOfChunk * kTileRows * (kCode == Code::e2m1 ? 1 : 4);
-  static constexpr int kZeroBytes = kCode == Code::u4 ? kGroupsOfChunk * kTileRows : 0;
+  static constexpr int kScaleBytes = kNumbersOfChunk * kTileRows * (kCode == Code::e2m1 ? 2 : 4);
+  static constexpr int kZeroBytes = kCode == Code::u4 ? kNumbersOfChunk * kTileRows : 0;
   static constexpr int kCodesAt = kChunkTiles * kPartBytes;
   static constexpr int kScalesAt = kCodesAt + kStrips * kCodeBytes;
   static constexpr int kZerosAt = kScalesAt + kStrips * kScaleBytes;

@@ -158,16 +158,16 @@ class MixedProducer {
     constexpr int kStrips = Pipeline::kStrips;
     const bool is_zeros = lane_ >= 16;
     const int bytes = kTileRows * (is_zeros ? 1 : w_.scale_bytes), row_bytes = w_.scale_bytes + (w_.zeros ? 1 : 0);
-    Copies copies = copies_of(is_zeros ? w_.zeros : w_.scales, at, lane_ % 16, w_.groups, bytes);
+    Copies copies = copies_of(is_zeros ? w_.zeros : w_.scales, at, lane_ % 16, w_.numbers, bytes);
     copies.to += is_zeros ? Pipeline::kZerosAt + lane_ % kStrips * Pipeline::kZeroBytes
                           : Pipeline::kScalesAt + lane_ % kStrips * Pipeline::kScaleBytes;
     if (is_zeros && !w_.zeros) copies.bytes = 0;
 #pragma unroll 1
     for (int i = 0; i < chunks_.count; i++, ring.next()) {
-      const int group = min((chunks_.first + i) * Pipeline::kChunk / Pipeline::kGroup, w_.groups - 1);
-      const int groups = min(Pipeline::kGroupsOfChunk, w_.groups - group);
-      open(ring, kStrips * groups * kTileRows * row_bytes);
-      load(ring, copies, copies.from + int64_t{group} * bytes, groups, bytes);
+      const int number = min((chunks_.first + i) * Pipeline::kChunk / Pipeline::kNumberK, w_.numbers - 1);
+      const int numbers = min(Pipeline::kNumbersOfChunk, w_.numbers - number);
+      open(ring, kStrips * numbers * kTileRows * row_bytes);
+      load(ring, copies, copies.from + int64_t{number} * bytes, numbers, bytes);
     }
   }
 

@@ -37,6 +37,19 @@ struct Step {
   }
 };
 
+// Of a word of codes in nibbles, this thread's and, one lane further, that of the neighbouring step: what is stored of
+// e2m1 (E2m1Pair). Whole warps.
+__device__ uint32_t shared_by_steps(uint32_t word, int step) {
+  const uint32_t other = __shfl_xor_sync(~0u, word, 1);
+  const uint32_t steps[2] = {step % 2 ? other : word, step % 2 ? word : other};
+  return E2m1Pair::of_nibbles(steps).word(step % 2);
+}
+// And back.
+__device__ uint32_t own_nibbles(uint32_t word, int step) {
+  const uint32_t other = __shfl_xor_sync(~0u, word, 1);
+  return E2m1Pair(step % 2 ? other : word, step % 2 ? word : other).nibbles(step % 2);
+}
+
 // Two codes of a byte, in each register of a step. An odd k leaves the last byte's upper half to padding.
 __global__ void __launch_bounds__(kThreads) pack_nibbles_kernel(Layout l, Bytes from, uint32_t* to) {
   const Step s(l);
@@ -54,13 +67,14 @@ __global__ void __launch_bounds__(kThreads) pack_nibbles_kernel(Layout l, Bytes 
     }
     word |= low << (4 * j) | high << (4 * j + 16);
   }
-  to[s.word] = word;
+  to[s.word] = l.code == Code::e2m1 ? shared_by_steps(word, s.step) : word;
 }
 
 __global__ void __launch_bounds__(kThreads) unpack_nibbles_kernel(Layout l, const uint32_t* from, Bytes to) {
   const Step s(l);
   if (!s.exists) return;
-  const uint32_t word = from[s.word];
+  uint32_t word = from[s.word];
+  if (l.code == Code::e2m1) word = own_nibbles(word, s.step);
   for (int j = 0; j < 4; j++) {
     const CodePlace place = register_place(s.strip, s.lane, s.step, j);
     const int64_t row = s.row + place.row, k = s.k + place.k;
@@ -97,21 +111,22 @@ __global__ void __launch_bounds__(kThreads) unpack_bytes_kernel(Layout l, const 
   }
 }
 
-// Scales or zero points of `size` bytes: [row_tiles][groups][64] <-> [n, groups].
+// Scales or zero points of `size` bytes, of `groups` groups with what is stored beyond them <-> [n, groups].
 struct Numbers {
   Layout layout;
   Bytes unpacked;
   uint8_t* packed;
+  int64_t groups;
   int size;
 };
 
 template <bool kPack>
 __global__ void __launch_bounds__(kThreads) numbers_kernel(Numbers p) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x, groups = p.layout.groups;
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x, groups = p.groups;
   const int64_t row = index / (groups * kTileRows) * kTileRows + index % kTileRows, group = index / kTileRows % groups;
   if (row >= p.layout.row_tiles * kTileRows) return;
-  const bool inside = row < p.layout.n;
-  uint8_t* packed = p.packed + index * p.size;
+  const bool inside = row < p.layout.n && group < p.layout.groups;
+  uint8_t* packed = p.packed + p.layout.scale_index(row, group) * p.size;
   uint8_t* unpacked = inside ? &p.unpacked.at(row, group) : nullptr;
   for (int i = 0; i < p.size; i++) {
     if (kPack) {
@@ -133,8 +148,9 @@ struct Call {
 };
 
 void move_numbers(const Call& call, const Layout& l, bool pack, const rk_tensor& unpacked, char* packed) {
-  const Numbers p{l, bytes_of(unpacked), reinterpret_cast<uint8_t*>(packed), element_size(unpacked)};
-  const unsigned blocks = blocks_for(l.row_tiles * kTileRows * l.groups);
+  const int64_t groups = l.code == Code::e2m1 ? l.numbers * 2 : l.groups;
+  const Numbers p{l, bytes_of(unpacked), reinterpret_cast<uint8_t*>(packed), groups, element_size(unpacked)};
+  const unsigned blocks = blocks_for(l.row_tiles * kTileRows * groups);
   gpu::launch(call.op, call.device, call.stream, pack ? numbers_kernel<true> : numbers_kernel<false>, blocks, kThreads,
               p);
 }

@@ -32,23 +32,30 @@ template <class T, Code kCode>
 __device__ inline void widen_row(const RowsParams& p, int64_t row, int64_t tile, int step, uint32_t (&out)[8]) {
   const Layout& l = p.layout;
   const int strip = static_cast<int>(row % kTileRows / kStripRows), in_strip = static_cast<int>(row % kStripRows);
-  const int64_t at = Layout::scale_index(row, (tile * kTileK + step * kStepK) / l.group, l.groups);
+  const int64_t at = l.scale_index(row, (tile * kTileK + step * kStepK) / l.group);
   const float scale = scale_at<kCode>(p.packed + l.scales, p.scale_type, at);
   uint32_t zero = 8;
   if (l.zeros) zero = reinterpret_cast<const uint8_t*>(p.packed + l.zeros)[at];
-  const uint32_t pairs[2] = {zero_pair<T>(zero), zero_pair<T>(zero)};
+  const uint32_t zeros[2] = {zero_pair<T>(zero), zero_pair<T>(zero)};
   const auto* words =
       reinterpret_cast<const uint32_t*>(p.packed) + (row / kTileRows * l.k_tiles + tile) * (tile_bytes(kCode) / 4);
+  // Steps whose words are read together: of one alone what the other would be is the same again, and unused.
+  constexpr int kTogether = kCode == Code::e2m1 ? 2 : 1;
+  const int first = step / kTogether * kTogether;
 #pragma unroll
   for (int t = 0; t < 4; t++) {
-    uint32_t step_words[kStepWords<kCode>], a[4];
+    uint32_t pair[2][kStepWords<kCode>], a[2][4];
 #pragma unroll
-    for (int i = 0; i < kStepWords<kCode>; i++)
-      step_words[i] = words[step_word(kCode, strip, in_strip % 8 * 4 + t, step) + i];
-    widen_step<T, kCode>(step_words, pairs, a);
-    const bool upper = in_strip >= 8;
-    out[t] = scaled_pair<T>(upper ? a[1] : a[0], scale);
-    out[t + 4] = scaled_pair<T>(upper ? a[3] : a[2], scale);
+    for (int i = 0; i < kStepWords<kCode> * 2; i++)
+      pair[i / kStepWords<kCode>][i % kStepWords<kCode>] =
+          words[step_word(kCode, strip, in_strip % 8 * 4 + t, first + i / kStepWords<kCode> % kTogether) +
+                i % kStepWords<kCode>];
+    widen_steps<T, kCode>(pair, zeros, a);
+    const bool upper = in_strip >= 8, second = step != first;
+    const uint32_t low = upper ? a[0][1] : a[0][0], high = upper ? a[0][3] : a[0][2];
+    const uint32_t second_low = upper ? a[1][1] : a[1][0], second_high = upper ? a[1][3] : a[1][2];
+    out[t] = scaled_pair<T>(second ? second_low : low, scale);
+    out[t + 4] = scaled_pair<T>(second ? second_high : high, scale);
   }
 }
 
