@@ -5,21 +5,21 @@
 namespace radix::bind {
 
 void bind_moe(py::module_& m) {
-  m.def("topk_softmax", [](py::handle gating_output, bool renormalize, int num_expert_group, int topk_group,
-                           int num_fused_shared_experts, float routed_scaling_factor, py::handle topk_weights,
-                           py::handle topk_ids) {
-    Call call("topk_softmax");
-    rk_topk_softmax_args args{sizeof args};
-    args.renormalize = renormalize;
-    args.gating_output = call.in("gating_output", gating_output);
-    args.topk_weights = call.out("topk_weights", topk_weights);
-    args.topk_ids = call.out("topk_ids", topk_ids);
-    args.num_expert_group = num_expert_group;
-    args.topk_group = topk_group;
-    args.num_fused_shared_experts = num_fused_shared_experts;
-    args.routed_scaling_factor = routed_scaling_factor;
-    call.run(rk_topk_softmax, args);
-  });
+  m.def("topk_softmax",
+        [](py::handle gating_output, bool renormalize, int num_expert_group, int topk_group,
+           int num_fused_shared_experts, float routed_scaling_factor, py::handle topk_weights, py::handle topk_ids) {
+          Call call("topk_softmax");
+          rk_topk_softmax_args args{sizeof args};
+          args.renormalize = renormalize;
+          args.gating_output = call.in("gating_output", gating_output);
+          args.topk_weights = call.out("topk_weights", topk_weights);
+          args.topk_ids = call.out("topk_ids", topk_ids);
+          args.num_expert_group = num_expert_group;
+          args.topk_group = topk_group;
+          args.num_fused_shared_experts = num_fused_shared_experts;
+          args.routed_scaling_factor = routed_scaling_factor;
+          call.run(rk_topk_softmax, args);
+        });
   m.def("topk_sigmoid", [](py::handle gating_output, bool renormalize, py::handle correction_bias,
                            int num_fused_shared_experts, py::handle topk_weights, py::handle topk_ids) {
     Call call("topk_sigmoid");
