@@ -1,72 +1,146 @@
-"""MXFP4 weights on a Hopper GPU: where the powers of two lie, and every one of them."""
+"""Packed 4-bit floats (e2m1) with powers of two (e8m0): what is packed, what `linear` and the
+others make of it."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
 import radix_kernels as rk
+from radix_kernels import reference
 from tests.kernel.code_weights import FLOAT4
-from tests.kernel.helpers import assert_close, spread
-from tests.kernel.quantized_cases import make_form, random_weight
+from tests.kernel.helpers import FLOATS, assert_close, assert_same_bits, guarded, integers, spread
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE, assert_rows_stand_alone
 
-MXFP4 = make_form("mxfp4", 32, torch.uint8)
-ROUNDED = (3.95e-3, 4.3e-3)  # of bf16, rounded once
+pytestmark = CPU_LIBRARY_ONLY
 
-
-@pytest.fixture(autouse=True)
-def _on_gpu(request):
-    if request.config.getoption("--device") != "cuda":
-        pytest.skip("the layout is of Hopper's library")
+SIZES = [(1, 34), (16, 64), (17, 32), (48, 128), (100, 8), (33, 1000), (80, 418), (15, 2)]
 
 
-def test_order_of_the_powers_of_two(rng):
-    """Scales of mxfp4: of a tile of k, rows g and g + 8 of a strip beside each other, each with
-    its two groups. Where the last tile has one group, its second is 0."""
-    n = 100
-    k = 288
-    groups = k // 32
-    tiles = -(-k // 64)
-    weight = random_weight(MXFP4, n, k, rng)
-    data = rk.pack_weight(**weight.arguments, dtype=torch.bfloat16).data.cpu()
-    codes = 2 * tiles * 64 * 64 // 2
-    assert data.numel() == codes + 2 * tiles * 64 * 2
-    found = data[codes:].view(2, tiles, 4, 8, 2, 2).tolist()
-    scales = weight.arguments["scales"].tolist()
-    for row in range(128):
-        for group in range(2 * tiles):
-            tile, half = divmod(group, 2)
-            upper = row % 16 // 8
-            got = found[row // 64][tile][row % 64 // 16][row % 8][upper][half]
-            assert got == (scales[row][group] if row < n and group < groups else 0)
+def random_weight(n, k, rng, low=112, high=124):
+    """Codes as they are packed, powers as codes, and the elements in float64."""
+    codes = integers(0, 16, (n, k), rng)
+    powers = integers(low, high, (n, -(-k // 32)), rng).to(torch.uint8)
+    stored = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    factors = torch.exp2(powers.double() - 127).repeat_interleave(32, 1)[:, :k]
+    return stored, powers, FLOAT4[codes] * factors
 
 
-@pytest.mark.parametrize("power", [0, 1, 2, 127, 128, 129, 200, 245, 252])
-def test_every_power_of_two(power):
-    """Of every float; the least two powers are subnormal, and above 128 the kernels multiply
-    twice."""
-    stored = torch.arange(256, dtype=torch.uint8).repeat(16, 1)
-    powers = torch.full((16, 16), power, dtype=torch.uint8)
+def rounded_x(x):
+    codes, scales = reference.quantize_rows(x, 32)
+    return reference.dequantize_weight(codes, scales, None, 32)
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_pack_and_unpack_keep_every_bit(n, k, rng):
+    stored, powers, _ = random_weight(n, k, rng, 0, 253)
     packed = rk.pack_weight(stored, powers, "mxfp4")
-    codes = torch.stack([stored & 15, stored >> 4], dim=-1).view(16, 512).long()
-    value = FLOAT4[codes] * 2.0 ** (power - 127)
-    for tokens in (1, 20, 40):
-        x = torch.zeros(tokens, 512, dtype=torch.bfloat16)
-        x[0, ::3] = 1 if power < 246 else 2.0**-8  # so that sums are float32's
-        got = rk.linear(x, packed, out_dtype=torch.float32)
-        assert_close("linear mxfp4", got, x.double() @ value.T, (1e-6, 1e-6))
+    assert (packed.kind, packed.group, packed.zeros, packed.mins) == ("mxfp4", 32, False, False)
+    codes, scales, zeros = rk.unpack_weight(packed)
+    assert torch.equal(codes, stored) and torch.equal(scales, powers) and zeros is None
 
 
-@pytest.mark.parametrize("k", [64, 320, 1032])
-def test_large_powers_of_two_among_small_ones(k, rng):
-    """Some of a warp's groups are multiplied twice, others of the same row are not."""
-    weight = random_weight(MXFP4, 200, k, rng)
-    scales = weight.arguments["scales"]
-    scales[torch.rand(scales.shape, generator=rng) < 0.1] += 12  # 130 .. 135: 8 .. 256
-    scales[0, 0] = 131
-    powers = torch.exp2(scales.double() - 127).repeat_interleave(32, dim=1)[:, :k]
-    packed = rk.pack_weight(**weight.arguments, dtype=torch.bfloat16)
-    for tokens in (1, 9, 16, 30, 64, 200):
-        x = spread((tokens, k), torch.bfloat16, rng)
-        expected = x.double() @ (weight.codes * powers).T
-        assert_close("linear mxfp4", rk.linear(x, packed), expected, ROUNDED)
+def test_bytes_in_memory(rng):
+    stored, powers, _ = random_weight(32, 512, rng)
+    assert rk.pack_weight(stored, powers, "mxfp4").nbytes * 8 / (32 * 512) == 4.25
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 8, 21, 70])
+def test_linear(tokens, dtype, rng):
+    for n, k in SIZES:
+        stored, powers, value = random_weight(n, k, rng)
+        packed = rk.pack_weight(stored, powers, "mxfp4", dtype=dtype)
+        x = spread((tokens, k), dtype, rng, gap=5)
+        expected = rounded_x(x) @ value.T
+        out = guarded((tokens, n), dtype, gap=3)
+        assert rk.linear(x, packed, out=out.view) is out.view
+        out.check()
+        assert_close("linear mxfp4", out.view, expected, TOLERANCE[dtype])
+        wide = rk.linear(x, packed, out_dtype=torch.float32)
+        assert_close("linear mxfp4", wide, expected, TOLERANCE[torch.float32])
+
+
+def test_rows_and_threads_do_not_change_bits(rng):
+    stored, powers, _ = random_weight(90, 600, rng)
+    for dtype in FLOATS:
+        packed = rk.pack_weight(stored, powers, "mxfp4", dtype=dtype)
+        assert_rows_stand_alone(spread((70, 600), dtype, rng), packed)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("power", [0, 1, 2, 127, 200])
+def test_every_power_of_two(power, tokens):
+    """Of the largest float of either sign; the least two powers are subnormal."""
+    k = 4096
+    for code, value in ((7, 6.0), (15, -6.0)):
+        stored = torch.full((16, k // 2), code | code << 4, dtype=torch.uint8)
+        powers = torch.full((16, k // 32), power, dtype=torch.uint8)
+        packed = rk.pack_weight(stored, powers, "mxfp4", dtype=torch.float32)
+        x = torch.full((tokens, k), 127.0)
+        exact = torch.full((tokens, 16), value * k * 127 * 2.0 ** (power - 127)).double()
+        assert_close("linear mxfp4", rk.linear(x, packed), exact, (1e-6, 1e-6))
+
+
+def test_rows_that_are_not_finite(rng):
+    stored, powers, _ = random_weight(33, 600, rng)
+    packed = rk.pack_weight(stored, powers, "mxfp4")
+    for tokens in (5, 40):
+        x = spread((tokens, 600), torch.bfloat16, rng)
+        x[1] = 0
+        clean = rk.linear(x, packed)
+        assert (clean[1] == 0).all()
+        for value in (math.nan, math.inf):
+            x[2, 450] = value
+            out = rk.linear(x, packed)
+            assert not torch.isfinite(out[2]).any()
+            others = [i for i in range(tokens) if i != 2]
+            assert_same_bits(out[others], clean[others])
+
+
+def test_embedding(rng):
+    stored, powers, value = random_weight(37, 530, rng, 0, 253)
+    ids = torch.tensor([0, 36, 5, 5, 17])
+    for dtype in FLOATS:
+        packed = rk.pack_weight(stored, powers, "mxfp4", dtype=dtype)
+        out = guarded((5, 530), dtype, gap=2)
+        assert rk.embedding(ids, packed, out=out.view) is out.view
+        out.check()
+        got = out.view.contiguous()
+        assert torch.equal(got, value[ids].float().to(dtype))
+
+
+def test_argmax_and_gate(rng):
+    stored, powers, value = random_weight(64, 512, rng)
+    packed = rk.pack_weight(stored, powers, "mxfp4")
+    for tokens in (1, 5, 40):
+        x = spread((tokens, 512), torch.bfloat16, rng)
+        ids, maxima = rk.linear_argmax(x, packed)
+        logits = rk.linear(x, packed, out_dtype=torch.float32)
+        expected_ids, expected_maxima = reference.row_argmax(logits)
+        assert torch.equal(ids, expected_ids)
+        assert_same_bits(maxima, expected_maxima)
+        gate, up = (rounded_x(x) @ value.T).chunk(2, dim=-1)
+        gated = torch.nn.functional.silu(gate) * up
+        assert_close("mxfp4 gated", rk.linear_silu_and_mul(x, packed), gated, (5e-3, 2e-2))
+
+
+def test_errors(rng):
+    stored, powers, _ = random_weight(6, 64, rng)
+    for changes, error, message in (
+        ({"w": stored.view(torch.int8)}, TypeError, "w has dtype int8"),
+        ({"scales": None}, ValueError, "scales is None"),
+        ({"scales": powers.float()}, TypeError, "scales"),
+        ({"scales": powers[:, :1]}, ValueError, "scales"),
+        ({"scales": torch.full_like(powers, 253)}, ValueError, "code 253, expected 0 to 252"),
+        ({"group": 64}, ValueError, "group is 64, expected 32"),
+        ({"zeros": powers}, ValueError, "zero points"),
+        ({"mins": powers}, ValueError, "minima"),
+        ({"sub_scales": powers.view(torch.int8)}, ValueError, "sub_scales is given"),
+        ({"kind": "w4a8"}, TypeError, "expected bfloat16, float16 or float32|none of bfloat16"),
+    ):
+        arguments = {"w": stored, "scales": powers, "kind": "mxfp4"}
+        with pytest.raises(error, match=message):
+            rk.pack_weight(**(arguments | changes))
