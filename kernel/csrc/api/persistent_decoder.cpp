@@ -24,15 +24,13 @@ class LayerCheck {
     require_aligned(norm_);
   }
 
-  void run(const rk_dense_layer& layer) const {
+  void run(const rk_persistent_layer& layer) const {
     const int64_t hidden = norm_.size(0), heads = decoder_.heads, all = heads + 2 * decoder_.kv_heads;
     cache("k_cache", layer.k_cache);
     cache("v_cache", layer.v_cache);
-    const Arg down = matrix("down", layer.down, {hidden, -1});
     matrix("qkv", layer.qkv, {all * kHeadDim, hidden});
     matrix("o", layer.o, {hidden, heads * kHeadDim});
-    matrix("gate_up", layer.gate_up, {2 * down.size(1), hidden});
-    if (down.size(1) != width()) down.reject(RK_INVALID, "has another width than the first layer's");
+    mlp(layer, hidden);
     vector("input_norm", layer.input_norm, DType::bf16, hidden);
     vector("post_norm", layer.post_norm, DType::bf16, hidden);
     if (layer.qkv_bias) vector("qkv_bias", layer.qkv_bias, DType::bf16, all * kHeadDim);
@@ -42,7 +40,25 @@ class LayerCheck {
   }
 
  private:
-  int64_t width() const { return decoder_.layers[0].down->shape[1]; }
+  void mlp(const rk_persistent_layer& layer, int64_t hidden) const {
+    const rk_persistent_layer& first = decoder_.layers[0];
+    if (!layer.router != !first.router)
+      fail(RK_UNSUPPORTED, "%s: a mixture of experts in all layers or in none is served", op_);
+    const Arg other(op_, "the first down", first.down), down(op_, "down", layer.down);
+    const int64_t width = other.size(-1);
+    if (!layer.router) {
+      matrix("down", layer.down, {hidden, -1});
+      matrix("gate_up", layer.gate_up, {2 * down.size(1), hidden});
+    } else {
+      const Arg router = matrix("router", layer.router, {-1, hidden});
+      matrix("down", layer.down, {router.size(0), hidden, -1});
+      matrix("gate_up", layer.gate_up, {router.size(0), 2 * down.size(2), hidden});
+      router.same_shape(Arg(op_, "the first router", first.router));
+      if (decoder_.top_k < 1 || decoder_.top_k > router.size(0))
+        fail(RK_INVALID, "%s: top_k is %d of %ld experts", op_, decoder_.top_k, router.size(0));
+    }
+    if (down.size(-1) != width) down.reject(RK_INVALID, "has another width than the first layer's");
+  }
 
   Arg matrix(const char* name, const rk_tensor* tensor, std::initializer_list<int64_t> shape) const {
     const Arg arg(op_, name, tensor);
@@ -80,6 +96,7 @@ rk_persistent_decoder checked(const char* op, const rk_persistent_decoder* given
   const LayerCheck check(op, decoder);
   if (!decoder.layers[0].down || !decoder.layers[0].k_cache) fail(RK_INVALID, "%s: the first layer is not whole", op);
   for (int i = 0; i < decoder.num_layers; i++) check.run(decoder.layers[i]);
+  if (!decoder.layers[0].router && decoder.top_k) fail(RK_INVALID, "%s: top_k without a router", op);
   const Arg table(op, "cos_sin_cache", decoder.cos_sin_cache), norm(op, "final_norm", decoder.final_norm);
   table.same_device(norm).dtype({DType::f32}).shape({-1, kHeadDim}, "positions, head_dim").contiguous();
   if (table.size(0) < 1) table.reject(RK_INVALID, "has no positions");

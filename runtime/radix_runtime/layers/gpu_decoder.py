@@ -12,19 +12,23 @@ from ..memory.kv_pool import KVPool
 from .attention import Attention
 from .base import BuildContext, Fusible
 from .mlp import GatedMLP
+from .moe import SparseMoe
 from .norm import RMSNorm
+from .router import SoftmaxGate
 
 # More rows, or larger layers, are not a tenth faster than layer by layer: products read their
-# weights once either way, and the exchange of activations grows.
+# weights once either way, and the exchange of activations grows. A mixture of experts has twice the
+# launches a layer.
 _MOST_ROWS = 4
 _MOST_LAYER_BYTES = 64 << 20
+_MOST_MIXTURE_BYTES = 128 << 20
 
 
 class GpuDecoder:
-    """Runs the layers and the last norm of a dense decoder in one launch (`ops.PersistentDecoder`),
-    for decode steps of at most `_MOST_ROWS` rows on one GPU, where a layer has at most
-    `_MOST_LAYER_BYTES` of weights. Whether it runs a step follows from the step's shape, so that
-    bits do.
+    """Runs the layers and the last norm of a decoder in one launch (`ops.PersistentDecoder`), for
+    decode steps of at most `_MOST_ROWS` rows on one GPU, where a row reads at most
+    `_MOST_LAYER_BYTES` of a layer's weights, or `_MOST_MIXTURE_BYTES` of one with experts. Whether
+    it runs a step follows from the step's shape, so that bits do.
 
     `layers`: those that it can run have the modules of models/decoder.py's. They are read when a KV
     pool is first used, which is after loading."""
@@ -79,11 +83,17 @@ def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
         _require(layer.self_attn.rotary is first.rotary, "layers differ in their RoPE")
     _require_norm(norm)
     _require(norm.eps == layers[0].input_layernorm.eps, "the last norm has another eps")
-    dense = [_layer(layer, pool) for layer in layers]
-    size = sum(each.nbytes for each in (dense[0].qkv, dense[0].o, dense[0].gate_up, dense[0].down))
-    _require(size <= _MOST_LAYER_BYTES, "the layers are too large to gain by it")
+    lowered = [_layer(layer, pool) for layer in layers]
+    top_k = 0
+    renormalize = False
+    if lowered[0].router is not None:
+        router = layers[0].mlp.gate.router
+        top_k = router.top_k
+        renormalize = router.renormalize
+    most = _MOST_MIXTURE_BYTES if top_k > 0 else _MOST_LAYER_BYTES
+    _require(_bytes_of_row(lowered[0], top_k) <= most, "the layers are too large to gain by it")
     return ops.PersistentDecoder(
-        layers=dense,
+        layers=lowered,
         final_norm=norm.weight,
         cos_sin_cache=first.rotary,
         num_heads=first.spec.num_heads,
@@ -91,20 +101,31 @@ def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
         eps=norm.eps,
         qk_eps=first.eps,
         softmax_scale=first.spec.scale,
+        top_k=top_k,
+        renormalize=renormalize,
     )
+
+
+def _bytes_of_row(layer: ops.PersistentLayer, top_k: int) -> int:
+    """What a token reads of the layer's weights, of experts only its own."""
+    mlp: int = layer.gate_up.nbytes + layer.down.nbytes
+    size: int = layer.qkv.nbytes + layer.o.nbytes
+    if layer.router is None:
+        return size + mlp
+    return size + layer.router.nbytes + mlp * top_k // len(layer.router)
 
 
 def _settings(layer: Any) -> tuple[Any, ...]:
     """What must be the same in all layers, of a layer that the kernel can run."""
     attention = layer.self_attn
     mlp = layer.mlp
-    for module, kind in ((layer, Fusible), (attention, Attention), (mlp, GatedMLP)):
+    kinds = ((layer, Fusible), (attention, Attention), (mlp, (GatedMLP, SparseMoe)))
+    for module, kind in kinds:
         _require(isinstance(module, kind) and module.fusible, "a module has a forward of its own")
     _require_norm(layer.input_layernorm)
     _require_norm(layer.post_attention_layernorm)
     _require(layer.post_self_attn_layernorm is None, "attention's result is normed")
     _require(layer.post_mlp_layernorm is None, "the MLP's result is normed")
-    _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
     _require(not attention.norms_all_heads, "all heads are normed together")
     _require(attention.query_scales is None, "scores are scaled by position")
     _require(layer.residual_multiplier == 1, "what is added to the residual is multiplied")
@@ -115,22 +136,31 @@ def _settings(layer: Any) -> tuple[Any, ...]:
     eps = layer.input_layernorm.eps
     _require(layer.post_attention_layernorm.eps == eps, "norms differ in eps")
     heads = (spec.num_heads, spec.num_kv_heads, spec.scale)
-    return (*heads, attention.eps, eps, mlp.down_proj.shape.in_features)
+    return (*heads, attention.eps, eps, *_mlp_settings(mlp))
 
 
-def _layer(layer: Any, pool: KVPool) -> ops.DenseLayer:
+def _mlp_settings(mlp: GatedMLP | SparseMoe) -> tuple[Any, ...]:
+    if isinstance(mlp, GatedMLP):
+        _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
+        return (mlp.down_proj.shape.in_features,)
+    gate = mlp.gate
+    _require(isinstance(gate, SoftmaxGate), "experts are chosen in another way")
+    has_shared = mlp.shared_expert is not None or gate.num_shared > 0
+    _require(not has_shared, "all tokens share an expert")
+    return (gate.shape.out_features, gate.router)
+
+
+def _layer(layer: Any, pool: KVPool) -> ops.PersistentLayer:
     attention = layer.self_attn
-    mlp = layer.mlp
     index = attention.spec.layer_id
     k_cache = pool.k[index]
     _require(k_cache.dtype == torch.bfloat16, "the cache is of another type")
     q_norm = attention.q_norm
     k_norm = attention.k_norm
-    return ops.DenseLayer(
+    return ops.PersistentLayer(
         qkv=_weight(attention.qkv_proj),
         o=_weight(attention.o_proj, has_bias=False),
-        gate_up=_weight(mlp.gate_up_proj, has_bias=False),
-        down=_weight(mlp.down_proj, has_bias=False),
+        **_mlp(layer.mlp),
         qkv_bias=attention.qkv_proj.bias,
         input_norm=layer.input_layernorm.weight,
         post_norm=layer.post_attention_layernorm.weight,
@@ -139,6 +169,20 @@ def _layer(layer: Any, pool: KVPool) -> ops.DenseLayer:
         k_cache=k_cache,
         v_cache=pool.v[index],
     )
+
+
+def _mlp(mlp: GatedMLP | SparseMoe) -> dict[str, torch.Tensor]:
+    """The weights behind the second norm."""
+    if isinstance(mlp, GatedMLP):
+        return {
+            "gate_up": _weight(mlp.gate_up_proj, has_bias=False),
+            "down": _weight(mlp.down_proj, has_bias=False),
+        }
+    experts = mlp.experts.plain_weights()
+    if experts is None:
+        raise NotImplementedError("the experts are quantized, biased or not all on this rank")
+    router = _weight(mlp.gate, has_bias=False)
+    return {"router": router, "gate_up": experts[0], "down": experts[1]}
 
 
 def _weight(linear: Any, *, has_bias: bool = True) -> torch.Tensor:

@@ -98,6 +98,7 @@ class Experts(nn.ModuleDict):
         first = {expert.gate_up_proj.method for expert in self._experts}
         second = {expert.down_proj.method for expert in self._experts}
         self._packs = all(method.packs_experts for method in first | second)
+        self._is_plain = all(method.is_plain for method in first | second) and not self._has_terms
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in first | second):
             if spec.shared is not None and self._takes_shared(first | second, spec, shared):
                 self.num_shared = spec.shared.mlp.width // spec.width
@@ -119,6 +120,14 @@ class Experts(nn.ModuleDict):
         """The op of the wheel that multiplies them."""
         is_plain = self.is_stacked and not self._packs
         return "fused_experts" if is_plain else "fused_experts_packed"
+
+    def plain_weights(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """gate_up [E, 2 width, hidden_size], the gate first, and down [E, hidden_size, width] in the
+        compute type, where all experts are here, stacked and no more than that: without biases,
+        with SiLU. After loading."""
+        if self._stacks is None or not self._is_plain or self._expert_map is not None:
+            return None
+        return self._stacks[0].tensors["weight"], self._stacks[1].tensors["weight"]
 
     def _stack(
         self, device: torch.device, first: set[LinearMethod], second: set[LinearMethod]

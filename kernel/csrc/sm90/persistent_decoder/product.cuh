@@ -39,7 +39,8 @@ struct Input {
 enum class Finish {
   store,     // out = sum + bias, where there is one
   residual,  // out += sum, rounded once
-  gated      // out = silu(gate) * up
+  gated,     // out = silu(gate) * up, by the weight of the expert
+  floats     // out = sum, a float a word
 };
 struct Output {
   uint64_t* out;
@@ -47,6 +48,8 @@ struct Output {
   uint32_t flag;
   const bf16* bias;
   Finish finish;
+  const RoutingMemory* routing;  // where the columns are those of experts of `width`
+  int width;
 };
 
 struct ProductMemory {
@@ -148,12 +151,19 @@ class Consumer {
   __device__ void multiply(float (&sum)[4], const Product& product, int pair, uint32_t x) {
     const bool both = product.groups_of(pair) == 2;
     float other[4] = {};  // two short chains of products instead of a long one
+    const int chunks = product.chunks();
 #pragma unroll 1
-    for (int chunk = 0; chunk < product.chunks(); chunk++) {
+    for (int i = 0, pass = 0, chunk = 0; i < product.passes * chunks; i++) {
       const int first = product.first_of(chunk), done = chunk * kChunk;
       uint4 tokens[kUnits][2], w[2][kUnits][2];
       load(tokens, x + first * 2);
-      if (first < done) clear_repeated(tokens, done - first);
+      // In a pass of another token this lane's has none of the weights.
+      const bool is_other = product.passes > 1 && static_cast<int>(threadIdx.x) % 32 / 4 != pass;
+      if (first < done || is_other) clear_units(tokens, is_other ? kChunk : done - first);
+      if (++chunk == chunks) {
+        chunk = 0;
+        pass++;
+      }
       read(w[0]);
       if (both) {
         read(w[1]);
@@ -180,8 +190,8 @@ class Consumer {
 #pragma unroll
       for (int h = 0; h < 2; h++) to[u][h] = sm90::load_shared_uint4(row + u * (kWarps * kUnit * 2) + h * kUnit);
   }
-  // Elements before `count` of a chunk were in the one before it.
-  __device__ static void clear_repeated(uint4 (&tokens)[kUnits][2], int count) {
+  // Elements before `count` of a chunk: those that were in the one before it.
+  __device__ static void clear_units(uint4 (&tokens)[kUnits][2], int count) {
 #pragma unroll
     for (int u = 0; u < kUnits; u++)
       if ((static_cast<int>(threadIdx.x) / 32 + u * kWarps) * kUnit < count) tokens[u][0] = tokens[u][1] = {};
@@ -217,6 +227,7 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
     value[1][1] += part.w;
   }
   const bool gated = output.finish == Finish::gated;
+  const int place = output.routing ? column / output.width : 0;  // of the expert among the token's
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     const int token = 2 * t + j;
@@ -225,11 +236,14 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
       value[1][j] *= scale[token];
     }
     if (gated) value[0][j] = __fdividef(value[0][j], 1.f + __expf(-value[0][j])) * value[1][j];
+    if (output.routing) value[0][j] *= output.routing->weights[token][place];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       float low = value[i][j], high = __shfl_down_sync(0xffffffffu, low, 4);  // the column beside it
-      if (g % 2 || token >= tokens || i >= (gated ? 1 : groups)) continue;
+      if (token >= tokens || i >= (gated ? 1 : groups)) continue;
       const int at = column + i * kStageRows + g;
+      if (output.finish == Finish::floats) put_float(output.out + token * output.columns + at, low, output.flag);
+      if (g % 2 || output.finish == Finish::floats) continue;
       uint64_t* word = output.out + (token * output.columns + at) / 2;
       uint32_t early = 0;
       if (output.finish == Finish::residual) early = __ldcg(reinterpret_cast<const uint32_t*>(word));
@@ -242,7 +256,7 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
 // turn: which of the sums was written last. x: room for the input.
 __device__ inline void run_product(const Product& product, const Input& input, const Output& output, Consumer& ring,
                                    ProductMemory& shared, char* x, int& turn, const Params& p) {
-  if (product.begin == product.end) return;
+  if (product.empty()) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   take_input(input, p.tokens, x, shared);
   compute_sync();
