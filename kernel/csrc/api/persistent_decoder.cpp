@@ -44,8 +44,7 @@ class LayerCheck {
     const rk_persistent_layer& first = decoder_.layers[0];
     if (!layer.router != !first.router)
       fail(RK_UNSUPPORTED, "%s: a mixture of experts in all layers or in none is served", op_);
-    const Arg other(op_, "the first down", first.down), down(op_, "down", layer.down);
-    const int64_t width = other.size(-1);
+    const Arg down(op_, "down", layer.down);
     if (!layer.router) {
       matrix("down", layer.down, {hidden, -1});
       matrix("gate_up", layer.gate_up, {2 * down.size(1), hidden});
@@ -57,7 +56,8 @@ class LayerCheck {
       if (decoder_.top_k < 1 || decoder_.top_k > router.size(0))
         fail(RK_INVALID, "%s: top_k is %d of %ld experts", op_, decoder_.top_k, router.size(0));
     }
-    if (down.size(-1) != width) down.reject(RK_INVALID, "has another width than the first layer's");
+    if (down.size(-1) != first.down->shape[first.down->ndim - 1])
+      down.reject(RK_INVALID, "has another width than the first layer's");
   }
 
   Arg matrix(const char* name, const rk_tensor* tensor, std::initializer_list<int64_t> shape) const {

@@ -8,8 +8,8 @@
  * size, D = 128 a head's. Weights [outputs, inputs], contiguous: qkv [(heads + 2 kv_heads) D, H], o [H, heads D],
  * gate_up [2 W, H], gate before up, down [H, W]. qkv_bias [(heads + 2 kv_heads) D] or NULL. input_norm, post_norm [H];
  * q_norm, k_norm [D], both or neither. k_cache, v_cache [pages, page_size, kv_heads, D] of one shape and strides in all
- * layers, the last contiguous, page_size a power of two. router: NULL, or [E, H], and the MLP is a mixture of E experts:
- * gate_up [E, 2 W, H], down [E, H, W]; in all layers or in none. */
+ * layers, the last contiguous, page_size a power of two. router: NULL, or [E, H], and the MLP is a mixture of E
+ * experts: gate_up [E, 2 W, H], down [E, H, W]; in all layers or in none. */
 typedef struct rk_persistent_layer {
   const rk_tensor* qkv;
   const rk_tensor* o;
@@ -26,10 +26,10 @@ typedef struct rk_persistent_layer {
 } rk_persistent_layer;
 
 /* What all calls share. final_norm [H]. cos_sin_cache float32 [positions, D], rotated in halves. eps: of the norms over
- * H; qk_eps: of q_norm and k_norm. top_k: experts that a token passes, the largest logits (equal ones: the lower numbers),
- * each with its softmax over all experts or, with renormalize, over the chosen ones; 0 without a router. workspace: uint8, contiguous, 256-byte aligned, of
- * rk_persistent_decoder_workspace_size bytes, zero before rk_prepare_persistent_decoder; the calls' own from then on,
- * one call at a time. */
+ * H; qk_eps: of q_norm and k_norm. top_k: experts that a token passes, the largest logits (equal ones: the lower
+ * numbers), each with its softmax over all experts or, with renormalize, over the chosen ones; 0 without a router.
+ * workspace: uint8, contiguous, 256-byte aligned, of rk_persistent_decoder_workspace_size bytes, zero before
+ * rk_prepare_persistent_decoder; the calls' own from then on, one call at a time. */
 typedef struct rk_persistent_decoder {
   uint32_t struct_size;
   int32_t num_layers;

@@ -122,9 +122,9 @@ class Experts(nn.ModuleDict):
         return "fused_experts" if is_plain else "fused_experts_packed"
 
     def plain_weights(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """gate_up [E, 2 width, hidden_size], the gate first, and down [E, hidden_size, width] in the
-        compute type, where all experts are here, stacked and no more than that: without biases,
-        with SiLU. After loading."""
+        """[E, 2 width, hidden_size], the gate first, and [E, hidden_size, width] of all experts in
+        the compute type, where these are stacked, on this rank, and without biases, with SiLU.
+        After loading."""
         if self._stacks is None or not self._is_plain or self._expert_map is not None:
             return None
         return self._stacks[0].tensors["weight"], self._stacks[1].tensors["weight"]

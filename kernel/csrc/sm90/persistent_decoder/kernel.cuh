@@ -1,7 +1,7 @@
 // A step of a decoder for up to eight rows in one launch: a block a multiprocessor, all layers in turn.
 //
-//   block: 8 warps that compute, a warpgroup that streams weights (weights.cuh). Between the parts of a layer the blocks
-//   exchange their results (exchange.cuh):
+//   block: 8 warps that compute, a warpgroup that streams weights (weights.cuh). Between the parts of a layer the
+//   blocks exchange their results (exchange.cuh):
 //
 //     norm, q k v  |  norm, rotation, store, attention  |  o + residual  |  norm, gate up, silu  |  down + residual  |
 //
@@ -121,7 +121,12 @@ __device__ inline Output output_of(const Params& p, const Layer& layer, uint32_t
     case kO: return {p.workspace.hidden, p.hidden_size, flag + 3, nullptr, Finish::residual};
     case kRouter: return {p.workspace.logits, p.experts, flag + 4, nullptr, Finish::floats};
     case kGateUp:
-      return {p.workspace.gated, gated_size(p), flag + 4, nullptr, Finish::gated, p.experts > 0 ? &routing : nullptr,
+      return {p.workspace.gated,
+              gated_size(p),
+              flag + 4,
+              nullptr,
+              Finish::gated,
+              p.experts > 0 ? &routing : nullptr,
               p.width};
     default: return {p.workspace.hidden, p.hidden_size, flag + 5, nullptr, Finish::residual};
   }

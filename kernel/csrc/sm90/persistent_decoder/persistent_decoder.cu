@@ -58,8 +58,9 @@ bool is_served(const Params& p, const rk_tensor& cache) {
                                               p.top_k <= kMaxTopK && p.width % kUnit == 0);
   const int64_t gated_rows = 2 * gated_size(p), rows = qkv_rows(p) > gated_rows ? qkv_rows(p) : gated_rows;
   return p.hidden_size % 256 == 0 && p.hidden_size <= kMaxNormed && is_k(p.hidden_size) && is_k(p.heads * kHeadDim) &&
-         is_k(gated_size(p)) && has_experts && p.heads / p.kv_heads <= kMaxGroup && (int64_t{1} << p.page_shift) == cache.shape[1] &&
-         cache.shape[0] * cache.shape[1] < int64_t{1} << 31 && rows / kStageRows * 1024 < int64_t{1} << 31;
+         is_k(gated_size(p)) && has_experts && p.heads / p.kv_heads <= kMaxGroup &&
+         (int64_t{1} << p.page_shift) == cache.shape[1] && cache.shape[0] * cache.shape[1] < int64_t{1} << 31 &&
+         rows / kStageRows * 1024 < int64_t{1} << 31;
 }
 
 // The workspace's parts, in words of 64 bits.

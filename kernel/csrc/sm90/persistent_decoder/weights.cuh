@@ -4,8 +4,8 @@
 //   stage: kStageRows rows of a weight, kChunk elements of k each, one bulk copy a row. A row begins 64 bytes further
 //   than a multiple of 128, so that the eight lanes that read 16 bytes of two rows at a time meet in no bank.
 //
-// Producer and consumers walk the same order: products of a layer, pairs of row groups, passes, chunks of k, groups of a
-// pair. Where the last chunk is a short one, it begins earlier: what it repeats is multiplied by zeros.
+// Producer and consumers walk the same order: products of a layer, pairs of row groups, passes, chunks of k, groups of
+// a pair. Where the last chunk is a short one, it begins earlier: what it repeats is multiplied by zeros.
 //
 // A mixture's gate_up and down are products with the experts that a token has chosen, one behind the other: along the
 // rows of gate_up, and along k of down, so that down adds them up. Each token has a pass with the rows of its own
@@ -160,7 +160,6 @@ __device__ inline void prefetch_rows(const Product& product) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + i), "r"(min(bytes - i, kChunk * 2))
                  : "memory");
 }
-
 
 // The whole step of a feeding warp.
 __device__ inline void stream_weights(const Params& p, const RingMemory& ring, RoutingMemory& routing) {
