@@ -11,13 +11,15 @@ import radix_kernels as rk
 
 DEVICE = "cuda"
 D = 128
+BLOCK = 128
 EPS = 1e-6
 BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A small decoder's. With `experts` the MLP is a mixture of experts of `width`."""
+    """A small decoder's. With `experts` the MLP is a mixture of experts of `width`. `scaled`: its
+    weights are FP8 with a scale for each 128 x 128 elements."""
 
     hidden: int = 1024
     heads: int = 16
@@ -32,6 +34,7 @@ class Sizes:
     experts: int = 0
     top_k: int = 0
     renormalize: bool = False
+    scaled: bool = False
 
 
 class Model:
@@ -78,11 +81,17 @@ class Model:
         all_heads = s.heads + 2 * s.kv_heads
         norms = [1 + 0.2 * torch.randn(D, device=DEVICE) if s.head_norms else None for _ in "qk"]
         stack = (s.experts,) if s.experts else ()
+        weights = {
+            "qkv": weight(all_heads * D, s.hidden),
+            "o": weight(s.hidden, s.heads * D),
+            "gate_up": weight(*stack, 2 * s.width, s.hidden),
+            "down": weight(*stack, s.hidden, s.width),
+        }
+        if s.scaled:
+            for name in tuple(weights):
+                weights[name], weights[f"{name}_scale"] = in_blocks(weights[name])
         return rk.PersistentLayer(
-            qkv=weight(all_heads * D, s.hidden),
-            o=weight(s.hidden, s.heads * D),
-            gate_up=weight(*stack, 2 * s.width, s.hidden),
-            down=weight(*stack, s.hidden, s.width),
+            **weights,
             qkv_bias=self._random(all_heads * D) if s.bias else None,
             input_norm=self._random(s.hidden, around=1),
             post_norm=self._random(s.hidden, around=1),
@@ -92,6 +101,27 @@ class Model:
             v_cache=v_cache,
             router=weight(s.experts, s.hidden) if s.experts else None,
         )
+
+
+def in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes in FP8 and random scales [.., rows / 128, k / 128], of about the weight's size."""
+    shape = (*weight.shape[:-2], weight.shape[-2] // BLOCK, weight.shape[-1] // BLOCK)
+    scales = weight.float().std() / 32 * (0.5 + torch.rand(shape, device=DEVICE))
+    return (weight / _spread(scales).to(BF16)).to(torch.float8_e4m3fn), scales
+
+
+def _spread(scales: torch.Tensor) -> torch.Tensor:
+    return scales.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+
+
+def value_of(layer: rk.PersistentLayer, name: str, expert: int | None = None) -> torch.Tensor:
+    """A weight, or an expert's, in float64."""
+    weight = getattr(layer, name)
+    scales = getattr(layer, f"{name}_scale")
+    if expert is not None:
+        weight = weight[expert]
+        scales = None if scales is None else scales[expert]
+    return weight.double() if scales is None else weight.double() * _spread(scales.double())
 
 
 @dataclass(frozen=True)
@@ -166,20 +196,20 @@ def expected(
     x = step.hidden.double()
     stored = []
     for layer in model.layers:
-        qkv = rounded(_norm(x, layer.input_norm, rounded) @ layer.qkv.double().T + _bias(layer))
+        qkv = rounded(_norm(x, layer.input_norm, rounded) @ value_of(layer, "qkv").T + _bias(layer))
         q, k, v = qkv.unflatten(-1, (-1, D)).split([s.heads, s.kv_heads, s.kv_heads], dim=1)
         q = rounded(_turned(_head_norm(q, layer.q_norm), model, step))
         k = rounded(_turned(_head_norm(k, layer.k_norm), model, step))
         stored.append((k, v))
         rows = [_attended(model, layer, step, i, q[i], k[i], v[i]) for i in range(len(q))]
-        x = rounded(x + rounded(torch.stack(rows)) @ layer.o.double().T)
+        x = rounded(x + rounded(torch.stack(rows)) @ value_of(layer, "o").T)
         normed = _norm(x, layer.post_norm, rounded)
         if s.experts:
             if prepare is not None:
                 prepare(layer, normed)
             x = rounded(x + rounded(_mixture(s, layer, normed, rounded)))
         else:
-            x = rounded(x + _mlp(normed, layer.gate_up, layer.down, rounded))
+            x = rounded(x + _mlp(normed, layer, None, rounded))
     return _norm(x, model.norm, rounded), stored
 
 
@@ -202,8 +232,7 @@ def _mixture(
     rows = []
     for token in range(len(normed)):
         parts = [
-            weights[token, place]
-            * _mlp(normed[token], layer.gate_up[number], layer.down[number], rounded)
+            weights[token, place] * _mlp(normed[token], layer, number, rounded)
             for place, number in enumerate(ids[token].tolist())
         ]
         rows.append(torch.stack(parts).sum(0))
@@ -211,10 +240,11 @@ def _mixture(
 
 
 def _mlp(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, rounded: Rounded
+    x: torch.Tensor, layer: rk.PersistentLayer, expert: int | None, rounded: Rounded
 ) -> torch.Tensor:
-    gate, up = (x @ gate_up.double().T).chunk(2, -1)
-    return rounded(torch.nn.functional.silu(gate) * up) @ down.double().T
+    gate, up = (x @ value_of(layer, "gate_up", expert).T).chunk(2, -1)
+    gated = rounded(torch.nn.functional.silu(gate) * up)
+    return gated @ value_of(layer, "down", expert).T
 
 
 def _bias(layer: rk.PersistentLayer) -> torch.Tensor | float:
@@ -274,6 +304,18 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
+def poison(layer: rk.PersistentLayer, which: torch.Tensor) -> None:
+    """Makes the weights of some experts, a mask [E], NaN, and their scales."""
+    for name in ("gate_up", "down"):
+        weight = getattr(layer, name)
+        scales = getattr(layer, f"{name}_scale")
+        if scales is None:
+            weight[which] = float("nan")
+        else:
+            weight.view(torch.uint8)[which] = 0x7F
+            scales[which] = float("nan")
+
+
 def steer(model: Model, step: Step, ids: torch.Tensor) -> None:
     """Has row r of the step pass the experts ids[r] in all layers: their logits become at least one
     larger than those of the others, so that rounding chooses no others; and the weights of experts
@@ -289,7 +331,6 @@ def steer(model: Model, step: Step, ids: torch.Tensor) -> None:
         missing = wanted - normed @ router.T
         layer.router.copy_(router + (torch.linalg.pinv(normed) @ missing).T)
         assert torch.equal(chosen_experts(s, layer, normed)[1].sort().values, ids.sort().values)
-        layer.gate_up[is_idle] = float("nan")
-        layer.down[is_idle] = float("nan")
+        poison(layer, is_idle)
 
     expected(model, step, exact, prepare)

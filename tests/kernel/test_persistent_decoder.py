@@ -23,7 +23,8 @@ from tests.kernel.persistent_model import (
 
 SMALL = Sizes()
 EXPERTS = Sizes(hidden=1280, width=256, experts=64, top_k=4, renormalize=True)
-KINDS = {"dense": SMALL, "experts": EXPERTS}
+SCALED = Sizes(hidden=2048, heads=16, width=512, experts=32, top_k=4, scaled=True)
+KINDS = {"dense": SMALL, "experts": EXPERTS, "FP8 experts": SCALED}
 LLAMA = Sizes(hidden=4096, heads=32, width=14336, head_norms=False, layers=1)
 CASES = {
     "one token": (SMALL, [1]),
@@ -47,6 +48,8 @@ CASES = {
         [640, 300],
     ),
     "a short last chunk": (Sizes(hidden=2560, heads=32, width=9728, layers=1), [900, 1, 20]),
+    "FP8": (Sizes(hidden=2048, scaled=True), [640, 1, 17]),
+    "FP8, a short last chunk": (Sizes(hidden=2304, heads=24, width=2688, scaled=True), [33]),
     "eight heads a KV head": (Sizes(hidden=2048, heads=16, kv_heads=2, width=1088), [300, 17]),
 }
 
@@ -121,8 +124,8 @@ def test_nothing_is_stored_at_slot_minus_one_and_other_numbers_of_rows_follow():
 
 def next_flag(model: Model) -> torch.Tensor:
     """The word of the workspace that says which flag the next launch begins with: it is behind the
-    layers' table, of 12 words of 64 bits each, in pieces of 32 such words."""
-    word = -(-12 * model.sizes.layers // 32) * 32
+    layers' table, of 17 words of 64 bits each, in pieces of 32 such words."""
+    word = -(-17 * model.sizes.layers // 32) * 32
     return model.decoder._workspace.view(torch.int32)[2 * word : 2 * word + 1]
 
 

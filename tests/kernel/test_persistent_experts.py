@@ -20,6 +20,7 @@ from tests.kernel.persistent_model import (
     exact,
     expected,
     make_step,
+    poison,
     steer,
 )
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("on_hopper")
 
 QWEN = Sizes(hidden=2048, heads=32, kv_heads=4, width=768, experts=128, top_k=8, renormalize=True)
 FEW = Sizes(width=576, experts=8, top_k=2)
+TWO_THOUSAND = {"hidden": 2048, "heads": 16}
 CASES = {
     "one token": (QWEN, [1]),
     "640 tokens": (QWEN, [640]),
@@ -41,6 +43,18 @@ CASES = {
     "experts of 128": (replace(FEW, width=128, experts=128, top_k=8), [640]),
     "experts of 192 of 256": (replace(FEW, width=192, experts=256, top_k=8), [2049, 16]),
     "hidden 1280": (replace(FEW, hidden=1280, experts=24, width=384, top_k=3), [100, 7, 640]),
+    "FP8": (replace(QWEN, scaled=True), [640]),
+    "FP8, weights of all experts": (replace(QWEN, scaled=True, renormalize=False), [1]),
+    "FP8, rows": (replace(QWEN, scaled=True), [2049, 1, 33]),
+    "FP8, two experts of 1024": (replace(FEW, width=1024, scaled=True, **TWO_THOUSAND), [17]),
+    "FP8, a short last chunk": (
+        replace(FEW, width=384, experts=16, top_k=6, scaled=True, **TWO_THOUSAND),
+        [640, 3],
+    ),
+    "FP8, experts of 256 of 256": (
+        replace(FEW, width=256, experts=256, top_k=8, scaled=True, **TWO_THOUSAND),
+        [2049],
+    ),
     "heads of llama": (
         Sizes(hidden=4096, heads=32, head_norms=False, bias=True, width=768, experts=16, top_k=6),
         [300],
@@ -88,8 +102,7 @@ def test_of_equal_logits_the_first_experts_are_chosen():
     step = make_step(model, [33, 1])
     layer = model.layers[0]
     layer.router.copy_(layer.router[:1].expand_as(layer.router).clone())
-    layer.gate_up[sizes.top_k :] = float("nan")
-    layer.down[sizes.top_k :] = float("nan")
+    poison(layer, torch.arange(sizes.experts, device=DEVICE) >= sizes.top_k)
     found = step.run(model)
     assert torch.isfinite(found).all()
     assert error(found, expected(model, step, exact)[0]) < 2e-2
@@ -114,6 +127,8 @@ def test_a_row_of_nan_leaves_the_others_alone():
         ({"experts": 12}, NotImplementedError),
         ({"experts": 264}, NotImplementedError),
         ({"experts": 16, "top_k": 9}, NotImplementedError),
+        ({"scaled": True, "width": 1024, "experts": 8}, NotImplementedError),
+        ({"scaled": True, "hidden": 2048, "width": 512}, NotImplementedError),
         ({"top_k": 0}, ValueError),
         ({"top_k": 9}, ValueError),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from radix_runtime.layers.gpu_decoder import GpuDecoder, lower
 from radix_runtime.layers.moe import Experts
 from radix_runtime.layers.weight import WeightStack
 from radix_runtime.quantization.dense import DenseMethod
+from radix_runtime.quantization.fp8_products import Fp8ExpertsAtLoad
 from radix_runtime.step_shape import StepShape
 from tests.runtime.family_models import FAMILY_MODELS, Checkpoints
 from tests.runtime.tiny_models import Driver
@@ -27,7 +29,7 @@ LOWERED = {"qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_vl", "seed_oss"}
 # With experts.
 MIXTURES = {"qwen3_moe", "qwen3_moe_odd_width", "qwen3_vl_moe"}
 
-ORIGINAL_EXPERTS = Experts.plain_weights
+ORIGINAL_STACKED = Experts.stacked
 
 
 class StandIn:
@@ -48,17 +50,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         shape = layer.shape
         return torch.zeros(shape.out_features, shape.in_features) if self.kind is None else None
 
-    def plain_experts(self: Experts) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if not self._is_plain:
+    def stacked(self: Experts) -> tuple[dict[str, torch.Tensor], ...] | None:
+        if self._has_terms:
             return None
-        parts = (self["0"].gate_up_proj.shape, self["0"].down_proj.shape)
-        first, second = (
-            torch.zeros(len(self), shape.out_features, shape.in_features) for shape in parts
+        shapes = (self["0"].gate_up_proj.shape, self["0"].down_proj.shape)
+        return tuple(
+            {"weight": torch.zeros(len(self), shape.out_features, shape.in_features)}
+            for shape in shapes
         )
-        return first, second
 
     monkeypatch.setattr(DenseMethod, "plain_weight", plain_weight)
-    monkeypatch.setattr(Experts, "plain_weights", plain_experts)
+    monkeypatch.setattr(Experts, "stacked", stacked)
     monkeypatch.setattr(gpu_decoder.ops, "PersistentDecoder", StandIn)
     yield
 
@@ -121,18 +123,18 @@ def test_experts_as_the_runtime_holds_them_on_a_gpu(checkpoint: Checkpoints) -> 
     """Stacked, they are the memory that `fused_experts` reads."""
     folder, _ = checkpoint("qwen3_moe")
     experts = Driver(folder, dtype=torch.bfloat16).model.model.layers[0].mlp.experts
-    assert ORIGINAL_EXPERTS(experts) is None, "packed on a CPU"
+    assert ORIGINAL_STACKED(experts) is None, "packed on a CPU"
     stacks = (WeightStack(6), WeightStack(6))
     for index in range(6):
         for stack, name in zip(stacks, ("gate_up_proj", "down_proj"), strict=True):
             weight = torch.randn(getattr(experts[str(index)], name).weight.shape)
             stack.put("weight", index, weight)
     experts._stacks = stacks
-    gate_up, down = ORIGINAL_EXPERTS(experts)
-    assert gate_up is stacks[0].tensors["weight"]
-    assert down is stacks[1].tensors["weight"]
+    gate_up, down = ORIGINAL_STACKED(experts)
+    assert gate_up["weight"] is stacks[0].tensors["weight"]
+    assert down["weight"] is stacks[1].tensors["weight"]
     experts._expert_map = torch.zeros(6)
-    assert ORIGINAL_EXPERTS(experts) is None, "a part of them is elsewhere"
+    assert ORIGINAL_STACKED(experts) is None, "a part of them is elsewhere"
 
 
 def test_what_is_not_lowered(checkpoint: Checkpoints) -> None:
@@ -157,13 +159,55 @@ def test_what_is_not_lowered(checkpoint: Checkpoints) -> None:
         lowered(changed)
 
 
+def test_weights_in_blocks_come_with_their_scales(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has an FP8 checkpoint's; the router's stay as they are."""
+    folder, _ = checkpoint("qwen3_moe")
+    driver = Driver(folder, dtype=torch.bfloat16)
+    layers = driver.model.model.layers
+    gates = [layer.mlp.gate for layer in layers]
+    plain = DenseMethod.plain_weight
+    blocks = Fp8ExpertsAtLoad()
+
+    def plain_router(self: DenseMethod, layer: Any) -> torch.Tensor | None:
+        return plain(self, layer) if any(layer is gate for gate in gates) else None
+
+    def of_blocks(self: DenseMethod, layer: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        rows = layer.shape.out_features
+        held = SimpleNamespace(
+            shape=layer.shape,
+            weight=torch.zeros(rows + 3, layer.shape.in_features, dtype=torch.float8_e4m3fn),
+            weight_scale=torch.ones(2, 3),
+        )
+        return blocks.block_weight(held)
+
+    scales = {"weight_scale": torch.ones(6, 2, 3)}
+    monkeypatch.setattr(DenseMethod, "plain_weight", plain_router)
+    monkeypatch.setattr(DenseMethod, "block_weight", of_blocks)
+    stacked = Experts.stacked
+    monkeypatch.setattr(
+        Experts, "stacked", lambda self: tuple(each | scales for each in stacked(self))
+    )
+    monkeypatch.setattr(Experts, "method", blocks)
+    for layer in lowered(driver).parts["layers"]:
+        assert layer.router.dtype == torch.float32, "the stand-in's plain weights"
+        assert layer.qkv.dtype == layer.o.dtype == torch.float8_e4m3fn
+        assert layer.o.shape == (64, 128), "without rows that fill up the last block"
+        assert layer.qkv_scale.shape == layer.o_scale.shape == (2, 3)
+        assert layer.gate_up_scale is layer.down_scale is scales["weight_scale"]
+    monkeypatch.setattr(DenseMethod, "plain_weight", lambda self, layer: None)
+    with pytest.raises(NotImplementedError, match="the router is quantized"):
+        lowered(driver)
+
+
 def test_which_mixtures_are_not_lowered(checkpoint: Checkpoints) -> None:
     folder, _ = checkpoint("qwen3_moe_mixed")
     with pytest.raises(NotImplementedError, match="layers differ"):
         lowered(Driver(folder, dtype=torch.bfloat16))
     folder, _ = checkpoint("qwen3_moe")
     args = ServerArgs(model_path=str(folder), quantization="int8")
-    with pytest.raises(NotImplementedError, match="is quantized|experts are quantized"):
+    with pytest.raises(NotImplementedError, match="is quantized"):
         lowered(Driver(folder, dtype=torch.bfloat16, args=args))
     changed = Driver(folder, dtype=torch.bfloat16)
     changed.model.model.layers[1].mlp.gate.num_shared = 1

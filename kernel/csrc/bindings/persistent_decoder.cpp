@@ -73,6 +73,10 @@ class PersistentDecoder {
     layer.k_cache = tensor("k_cache", 9);
     layer.v_cache = tensor("v_cache", 10);
     layer.router = tensor("router", 11);
+    layer.qkv_scale = tensor("qkv_scale", 12);
+    layer.o_scale = tensor("o_scale", 13);
+    layer.gate_up_scale = tensor("gate_up_scale", 14);
+    layer.down_scale = tensor("down_scale", 15);
     layers_.push_back(layer);
   }
 

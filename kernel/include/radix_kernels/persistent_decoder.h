@@ -9,7 +9,9 @@
  * gate_up [2 W, H], gate before up, down [H, W]. qkv_bias [(heads + 2 kv_heads) D] or NULL. input_norm, post_norm [H];
  * q_norm, k_norm [D], both or neither. k_cache, v_cache [pages, page_size, kv_heads, D] of one shape and strides in all
  * layers, the last contiguous, page_size a power of two. router: NULL, or [E, H], and the MLP is a mixture of E
- * experts: gate_up [E, 2 W, H], down [E, H, W]; in all layers or in none. */
+ * experts: gate_up [E, 2 W, H], down [E, H, W]; in all layers or in none. The scales: all or none, in all layers;
+ * qkv, o, gate_up and down are float8_e4m3fn then, each with a float32 for each 128 x 128 elements: [outputs / 128,
+ * inputs / 128], of experts [E, outputs / 128, inputs / 128]. */
 typedef struct rk_persistent_layer {
   const rk_tensor* qkv;
   const rk_tensor* o;
@@ -23,6 +25,10 @@ typedef struct rk_persistent_layer {
   const rk_tensor* k_cache;
   const rk_tensor* v_cache;
   const rk_tensor* router;
+  const rk_tensor* qkv_scale;
+  const rk_tensor* o_scale;
+  const rk_tensor* gate_up_scale;
+  const rk_tensor* down_scale;
 } rk_persistent_layer;
 
 /* What all calls share. final_norm [H]. cos_sin_cache float32 [positions, D], rotated in halves. eps: of the norms over

@@ -25,7 +25,9 @@ class PersistentLayer:
     [H, W]; qkv_bias: [(heads + 2 kv_heads) D]; input_norm, post_norm: [H], of the RMSNorms before
     attention and before the MLP; q_norm, k_norm: [D], of each head; k_cache, v_cache: [pages,
     page_size, kv_heads, D], of one shape and strides in all layers; router: [E, H], in all layers
-    or in none, and then gate_up: [E, 2 W, H], down: [E, H, W].
+    or in none, and then gate_up: [E, 2 W, H], down: [E, H, W]. The scales: float32, all or none, in
+    all layers; qkv, o, gate_up and down are float8_e4m3fn then, and each 128 x 128 elements have
+    one: qkv_scale [(heads + 2 kv_heads) D / 128, H / 128], gate_up_scale [E, 2 W / 128, H / 128].
     """
 
     qkv: Array
@@ -40,6 +42,10 @@ class PersistentLayer:
     k_cache: Array
     v_cache: Array
     router: Array | None = None
+    qkv_scale: Array | None = None
+    o_scale: Array | None = None
+    gate_up_scale: Array | None = None
+    down_scale: Array | None = None
 
 
 class PersistentDecoder:
@@ -62,7 +68,7 @@ class PersistentDecoder:
     or the sizes: H a multiple of 256 up to 8192, all inner sizes (of experts: top_k W) from 1024 on
     and multiples of 64 (of experts: W), up to 8 query heads a KV head, heads of HEAD_DIM, a page
     size that is a power of two, up to 256 experts, their number a multiple of 8, top_k up to 8;
-    ValueError, TypeError.
+    with scales inner sizes from 2048 on and multiples of 128; ValueError, TypeError.
     """
 
     HEAD_DIM = 128

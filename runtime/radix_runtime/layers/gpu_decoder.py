@@ -158,8 +158,8 @@ def _layer(layer: Any, pool: KVPool) -> ops.PersistentLayer:
     q_norm = attention.q_norm
     k_norm = attention.k_norm
     return ops.PersistentLayer(
-        qkv=_weight(attention.qkv_proj),
-        o=_weight(attention.o_proj, has_bias=False),
+        **_named("qkv", _weight(attention.qkv_proj)),
+        **_named("o", _weight(attention.o_proj, has_bias=False)),
         **_mlp(layer.mlp),
         qkv_bias=attention.qkv_proj.bias,
         input_norm=layer.input_layernorm.weight,
@@ -174,24 +174,40 @@ def _layer(layer: Any, pool: KVPool) -> ops.PersistentLayer:
 def _mlp(mlp: GatedMLP | SparseMoe) -> dict[str, torch.Tensor]:
     """The weights behind the second norm."""
     if isinstance(mlp, GatedMLP):
-        return {
-            "gate_up": _weight(mlp.gate_up_proj, has_bias=False),
-            "down": _weight(mlp.down_proj, has_bias=False),
-        }
-    experts = mlp.experts.plain_weights()
-    if experts is None:
-        raise NotImplementedError("the experts are quantized, biased or not all on this rank")
-    router = _weight(mlp.gate, has_bias=False)
-    return {"router": router, "gate_up": experts[0], "down": experts[1]}
+        gate_up = _weight(mlp.gate_up_proj, has_bias=False)
+        down = _weight(mlp.down_proj, has_bias=False)
+        return _named("gate_up", gate_up) | _named("down", down)
+    router, scales = _weight(mlp.gate, has_bias=False)
+    _require(scales is None, "the router is quantized")
+    stacks = mlp.experts.stacked()
+    method = mlp.experts.method
+    if stacks is None:
+        raise NotImplementedError("the experts are packed, biased or not all on this rank")
+    is_plain = method.is_divisible and set(stacks[0]) == {"weight"}
+    _require(is_plain or method.scales_blocks, "the experts are quantized in another way")
+    gate_up, down = ((each["weight"], each.get("weight_scale")) for each in stacks)
+    return {"router": router} | _named("gate_up", gate_up) | _named("down", down)
 
 
-def _weight(linear: Any, *, has_bias: bool = True) -> torch.Tensor:
+# A weight in the compute type without scales, or in FP8 with a scale for each 128 x 128 elements.
+_Weight = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def _named(name: str, weight: _Weight) -> dict[str, torch.Tensor]:
+    values, scales = weight
+    return {name: values} if scales is None else {name: values, f"{name}_scale": scales}
+
+
+def _weight(linear: Any, *, has_bias: bool = True) -> _Weight:
     _require(isinstance(linear, Fusible) and linear.fusible, "a linear layer is another module")
     _require(has_bias or linear.bias is None, "a linear layer has a bias")
     weight: torch.Tensor | None = linear.method.plain_weight(linear)
-    if weight is None:
-        raise NotImplementedError("the weight of a linear layer is quantized")
-    return weight
+    if weight is not None:
+        return weight, None
+    scaled: tuple[torch.Tensor, torch.Tensor] | None = linear.method.block_weight(linear)
+    if scaled is None:
+        raise NotImplementedError("the weight of a linear layer is quantized in another way")
+    return scaled
 
 
 def _require_norm(norm: Any) -> None:

@@ -1,7 +1,7 @@
 """A mixture of experts: each token passes the few experts that the router chooses for it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,7 +98,6 @@ class Experts(nn.ModuleDict):
         first = {expert.gate_up_proj.method for expert in self._experts}
         second = {expert.down_proj.method for expert in self._experts}
         self._packs = all(method.packs_experts for method in first | second)
-        self._is_plain = all(method.is_plain for method in first | second) and not self._has_terms
         if ctx.device.type != "cpu" or any(method.stacks_experts for method in first | second):
             if spec.shared is not None and self._takes_shared(first | second, spec, shared):
                 self.num_shared = spec.shared.mlp.width // spec.width
@@ -121,13 +120,19 @@ class Experts(nn.ModuleDict):
         is_plain = self.is_stacked and not self._packs
         return "fused_experts" if is_plain else "fused_experts_packed"
 
-    def plain_weights(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """[E, 2 width, hidden_size], the gate first, and [E, hidden_size, width] of all experts in
-        the compute type, where these are stacked, on this rank, and without biases, with SiLU.
-        After loading."""
-        if self._stacks is None or not self._is_plain or self._expert_map is not None:
+    @property
+    def method(self) -> LinearMethod:
+        """Of each of them, where they are stacked and not packed."""
+        return self._experts[0].down_proj.method
+
+    def stacked(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None:
+        """What `method` holds, by name, for gate and up, in this order, and for down: `weight`
+        [E, out, in]. Where all experts are stacked on this rank, not packed, without biases and
+        with SiLU; else None. After loading."""
+        is_part = self._expert_map is not None
+        if self._stacks is None or is_part or self._packs or self._has_terms:
             return None
-        return self._stacks[0].tensors["weight"], self._stacks[1].tensors["weight"]
+        return self._stacks[0].tensors, self._stacks[1].tensors
 
     def _stack(
         self, device: torch.device, first: set[LinearMethod], second: set[LinearMethod]

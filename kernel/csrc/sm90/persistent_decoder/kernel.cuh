@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1) persistent_decode_kernel(const __
   RoutingMemory& routing = *reinterpret_cast<RoutingMemory*>(memory + plan.routing);
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.stages; i++) {
-      sm90::barrier_init(ring.full + i, kFeedWarps);
+      sm90::barrier_init(ring.full + i, kFeedWarps + (p.scaled ? kStageScales : 0));
       sm90::barrier_init(ring.empty + i, kWarps * sm90::kWarpArrivals);
     }
     if (p.experts > 0) sm90::barrier_init(&routing.found, kWarps * sm90::kWarpArrivals);

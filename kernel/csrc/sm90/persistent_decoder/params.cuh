@@ -15,10 +15,17 @@ constexpr int kPartWords = kHeadDim + 2;  // of a head's result in a part: its m
 constexpr int kMaxExperts = 256;
 constexpr int kMaxTopK = 8;  // experts that a token passes
 
-// One layer, in device memory. Weights are [rows, k], contiguous; what a model lacks is NULL. A mixture has a router
-// [experts, hidden_size], and its gate_up and down are those of one expert after another.
+// [rows, k], contiguous: bf16, or, with scales [rows / kBlock, k / kBlock], E4M3.
+struct Weight {
+  const void* data;
+  const float* scales;
+};
+constexpr int kBlock = 128;
+
+// One layer, in device memory. What a model lacks is NULL. A mixture has a router [experts, hidden_size], and its
+// gate_up and down are those of one expert after another.
 struct Layer {
-  const bf16 *qkv, *o, *router, *gate_up, *down;
+  Weight qkv, o, router, gate_up, down;
   const bf16* qkv_bias;
   const bf16 *input_norm, *post_norm;
   const float *q_norm, *k_norm;
@@ -49,6 +56,7 @@ struct Params {
   int width;           // of the MLP, or of an expert
   int experts, top_k;  // of a layer, and of a token; 0: the layers are dense
   bool renormalize;    // the weights of a token's experts add up to 1
+  bool scaled;         // all weights but the router's are E4M3
   float eps, qk_eps;
   float score_scale;  // times log2(e)
   bf16* hidden;       // [tokens, hidden_size]: the embeddings, then the normed output

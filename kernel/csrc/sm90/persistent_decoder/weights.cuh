@@ -1,8 +1,9 @@
 // The weights of a step, streamed through shared memory by a few warps that run ahead of the others: they wait for room
 // in the ring alone, never for the grid. So the memory stays busy while blocks wait for each other.
 //
-//   stage: kStageRows rows of a weight, kChunk elements of k each, one bulk copy a row. A row begins 64 bytes further
-//   than a multiple of 128, so that the eight lanes that read 16 bytes of two rows at a time meet in no bank.
+//   stage: kStageRows rows of a weight, a chunk of k of kRowData bytes each, one bulk copy a row. A row begins 64 bytes
+//   further than a multiple of 128, so that the eight lanes that read 16 bytes of two rows at a time meet in no bank.
+//   Behind the rows: the scales of E4M3's, one for each kBlock elements of k.
 //
 // Producer and consumers walk the same order: products of a layer, pairs of row groups, passes, chunks of k, groups of
 // a pair. Where the last chunk is a short one, it begins earlier: what it repeats is multiplied by zeros.
@@ -13,6 +14,7 @@
 // weights brought into L2.
 #pragma once
 
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/persistent_decoder/exchange.cuh"
@@ -21,9 +23,11 @@
 namespace radix::persistent_decoder {
 
 constexpr int kStageRows = 8;
-constexpr int kChunk = 1024;  // elements of k
-constexpr int kRowBytes = kChunk * 2 + 64;
-constexpr int kStageBytes = kStageRows * kRowBytes;
+constexpr int kRowData = 2048;  // bytes
+constexpr int kRowBytes = kRowData + 64;
+constexpr int kStageScales = kRowData / kBlock;
+constexpr int kScalesPlace = kStageRows * kRowBytes;
+constexpr int kStageBytes = kScalesPlace + kStageScales * static_cast<int>(sizeof(float));
 constexpr int kMinStages = 4;
 constexpr int kFeedWarps = 4;  // that stream, each some rows of a stage
 constexpr int kFeedRows = kStageRows / kFeedWarps;
@@ -38,14 +42,16 @@ enum class Along { one, rows, k };
 // out[token, row] = x[token, :] * weight[row, :], of which this block makes the rows of its groups. Paired: group i
 // stands for group i of the gate and the same of up, `pair_rows` further.
 struct Product {
-  const bf16* weight;
+  const char* weight;
+  const float* scales;
   int k, pair_rows;
   Along along;
   int passes, width;  // tokens that have weights of their own; the width of an expert
   int begin, end;     // groups of this block
 
-  __device__ Product(const Params& p, const bf16* w, int rows, int k_, bool paired, Along way)
-      : weight(w),
+  __device__ Product(const Params& p, const Weight& w, int rows, int k_, bool paired, Along way)
+      : weight(static_cast<const char*>(w.data)),
+        scales(w.scales),
         k(k_),
         pair_rows(paired ? rows / 2 : 0),
         along(p.experts > 0 ? way : Along::one),
@@ -64,8 +70,10 @@ struct Product {
   __device__ int row(int pair, int i) const {
     return paired() ? (begin + pair) * kStageRows + i * pair_rows : (begin + 2 * pair + i) * kStageRows;
   }
-  __device__ int chunks() const { return ceil_div(k, kChunk); }
-  __device__ int first_of(int chunk) const { return min(chunk * kChunk, k - kChunk); }
+  __device__ int element_bytes() const { return scales ? 1 : 2; }
+  __device__ int chunk_size() const { return scales ? kRowData : kRowData / 2; }
+  __device__ int chunks() const { return ceil_div(k, chunk_size()); }
+  __device__ int first_of(int chunk) const { return min(chunk * chunk_size(), k - chunk_size()); }
 
   // The same in the weights that a token multiplies by. experts: its own.
   __device__ int row_of(const int* experts, int pair, int i) const {
@@ -153,11 +161,12 @@ __device__ inline void prefetch_vectors(const Params& p, const Layer& layer) {
 
 // The block's rows of a product that comes later, into L2.
 __device__ inline void prefetch_rows(const Product& product) {
-  const char* from = reinterpret_cast<const char*>(product.weight + int64_t{product.begin} * kStageRows * product.k);
-  const int bytes = (product.end - product.begin) * kStageRows * product.k * 2;
+  const int row_bytes = product.k * product.element_bytes();
+  const char* from = product.weight + int64_t{product.begin} * kStageRows * row_bytes;
+  const int bytes = (product.end - product.begin) * kStageRows * row_bytes;
 #pragma unroll 1
-  for (int i = (threadIdx.x - kComputeThreads) * (kChunk * 2); i < bytes; i += kFeedWarps * 32 * kChunk * 2)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + i), "r"(min(bytes - i, kChunk * 2))
+  for (int i = (threadIdx.x - kComputeThreads) * kRowData; i < bytes; i += kFeedWarps * 32 * kRowData)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + i), "r"(min(bytes - i, kRowData))
                  : "memory");
 }
 
@@ -167,26 +176,43 @@ __device__ inline void stream_weights(const Params& p, const RingMemory& ring, R
   RingPlace at(ring.count);
   const auto open = [&] {
     sm90::barrier_wait(ring.empty + at.index, at.parity ^ 1);
-    if (lane == 0) sm90::barrier_arrive_expect(ring.full + at.index, kChunk * 2 * kFeedRows);
+    if (lane == 0) sm90::barrier_arrive_expect(ring.full + at.index, kRowData * kFeedRows);
     __syncwarp();
   };
-  // Rows of `count` elements, a row a lane, to element `to` of the stage's.
-  const auto copy = [&](const bf16* from, int row_step, int to, int count) {
+  // Of rows from `row` on, which are `length` bytes long, `count` bytes from `first` on, a row a lane, to byte `to` of
+  // the stage's.
+  const auto copy = [&](const Product& product, int row, int length, int first, int to, int count) {
     if (lane < kFeedRows)
-      bulk_copy(ring.stages + at.index * kStageBytes + stage_row * kRowBytes + to * 2,
-                from + int64_t{stage_row} * row_step, count * 2, ring.full + at.index);
+      bulk_copy(ring.stages + at.index * kStageBytes + stage_row * kRowBytes + to,
+                product.weight + (int64_t{row} + stage_row) * length + first, count, ring.full + at.index);
   };
-  // What an expert has of a chunk of down is a piece of its own.
+  // What an expert has of a chunk of down is a piece of its own. first: an element.
   const auto copy_along_k = [&](const Product& product, const int* experts, int row, int first) {
-    int place = first / product.width, local = first - place * product.width;
+    const int length = product.width * product.element_bytes();
+    int place = first / product.width, local = (first - place * product.width) * product.element_bytes();
 #pragma unroll 1
-    for (int done = 0; done < kChunk; place++) {
-      const int count = min(product.width - local, kChunk - done);
-      const int64_t expert_row = int64_t{experts[place]} * p.hidden_size + row;
-      copy(product.weight + expert_row * product.width + local, product.width, done, count);
+    for (int done = 0; done < kRowData; place++) {
+      const int count = min(length - local, kRowData - done);
+      copy(product, experts[place] * p.hidden_size + row, length, local, done, count);
       done += count;
       local = 0;
     }
+  };
+  // A scale a lane.
+  const auto copy_scales = [&](const Product& product, const int* experts, int row, int first) {
+    if (threadIdx.x / 32 != kWarps || lane >= kStageScales) return;
+    if (product.scales) {
+      int at_k = first + lane * kBlock, length = product.k;
+      if (product.along == Along::k) {
+        length = product.width;
+        const int place = at_k / length;
+        at_k -= place * length;
+        row += experts[place] * p.hidden_size;
+      }
+      float* to = reinterpret_cast<float*>(ring.stages + at.index * kStageBytes + kScalesPlace) + lane;
+      sm90::cp_async_4(to, product.scales + row / kBlock * (length / kBlock) + at_k / kBlock);
+    }
+    sm90::cp_async_mbarrier_arrive(ring.full + at.index);
   };
   const bool waits = has_experts(p);
 #pragma unroll 1
@@ -215,7 +241,8 @@ __device__ inline void stream_weights(const Params& p, const RingMemory& ring, R
               if (product.along == Along::k)
                 copy_along_k(product, experts, row, first);
               else
-                copy(product.weight + int64_t{row} * product.k + first, product.k, 0, kChunk);
+                copy(product, row, product.k * product.element_bytes(), first * product.element_bytes(), 0, kRowData);
+              if (p.scaled) copy_scales(product, experts, row, first);
               at.next();
             }
       which = product_after(p, which);
