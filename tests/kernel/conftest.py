@@ -111,6 +111,15 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         on_device.patch(monkeypatch, device)
 
 
+@pytest.fixture
+def on_hopper(request: pytest.FixtureRequest) -> None:
+    """For tests of what only that GPU has."""
+    if request.config.getoption("--device") != "cuda":
+        pytest.skip("wants --device cuda")
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wants a Hopper GPU")
+
+
 @pytest.fixture(autouse=True)
 def _fallback_as_imported() -> Iterator[None]:
     """Whatever ran before: an engine of the runtime makes an op without a kernel an error."""

@@ -50,7 +50,7 @@ LIMITS = {
     "mla_decode_wgmma_h64_kernel<*, false>": (128, 40),
     "mla_decode_wgmma_h64_kernel<bf16, true>": (128, 104),
     # All layers of a step.
-    "persistent_decode_kernel": (168, 160),
+    "persistent_decode_kernel": (168, 184),
     # Products.
     "mma_m16_kernel<*>": (80, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<1, 1, 16, *> >": (80, 0),

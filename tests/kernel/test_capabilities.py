@@ -85,8 +85,8 @@ def test_keys_and_ops():
     assert said["version"] == rk.__version__ == (ROOT / "kernel/VERSION").read_text().strip()
     public = {name for name in rk.__all__ if callable(getattr(rk, name))}
     not_ops = {
-        "ClampedSwiGlu", "Decoder", "DenseLayer", "GpuCommunicator", "LogitEdits", "PackedExperts",
-        "PackedHeads", "PackedWeight", "PersistentDecoder", "ShmCommunicator", "capabilities",
+        "ClampedSwiGlu", "Decoder", "GpuCommunicator", "LogitEdits", "PackedExperts", "PackedHeads",
+        "PackedWeight", "PersistentDecoder", "PersistentLayer", "ShmCommunicator", "capabilities",
         "dequantize_gguf", "fp8_format",
         "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_weight",
         "rope_cos_sin_cache", "set_fallback",

@@ -3,228 +3,28 @@ rows, pages that it must not read. With `--device cuda`, on Hopper; elsewhere th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 import radix_kernels as rk
-
-D = 128
-EPS = 1e-6
-BF16 = torch.bfloat16
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A small decoder's."""
-
-    hidden: int = 1024
-    heads: int = 16
-    kv_heads: int = 8
-    width: int = 3072
-    layers: int = 2
-    head_norms: bool = True
-    bias: bool = False
-    page_size: int = 16
-    pages: int = 700
-    page_first: bool = False  # a page of all layers in one piece, as the runtime has it on a GPU
-
-
-class Model:
-    """Random layers with a random cache, poisoned where no row has pages."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
-        self.layers = [self._layer(sizes, *caches) for caches in self._caches(sizes)]
-        self.norm = self._random(sizes.hidden, around=1)
-        positions = torch.arange(50_000, dtype=torch.float64)[:, None]
-        angles = positions * 1e6 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
-        self.table = torch.cat((angles.cos(), angles.sin()), -1).float().cuda()
-        self.decoder = rk.PersistentDecoder(
-            layers=self.layers,
-            final_norm=self.norm,
-            cos_sin_cache=self.table,
-            num_heads=sizes.heads,
-            num_kv_heads=sizes.kv_heads,
-            eps=EPS,
-            qk_eps=EPS,
-            softmax_scale=D**-0.5,
-        )
-
-    @staticmethod
-    def _random(*shape: int, scale: float = 0.2, around: float = 0) -> torch.Tensor:
-        return (around + scale * torch.randn(shape, device="cuda")).to(BF16)
-
-    @staticmethod
-    def _caches(s: Sizes) -> list[tuple[torch.Tensor, ...]]:
-        """Keys and values of each layer, which `make_step` fills."""
-        page = (s.page_size, s.kv_heads, D)
-        if s.page_first:
-            pool = torch.empty((s.pages, s.layers, 2, *page), dtype=BF16, device="cuda")
-            return [pool[:, layer].unbind(1) for layer in range(s.layers)]
-        pool = torch.empty((s.layers, 2, s.pages, *page), dtype=BF16, device="cuda")
-        return [layer.unbind() for layer in pool]
-
-    def _layer(self, s: Sizes, k_cache: torch.Tensor, v_cache: torch.Tensor) -> rk.DenseLayer:
-        def weight(rows: int, k: int) -> torch.Tensor:
-            return self._random(rows, k, scale=k**-0.5)
-
-        all_heads = s.heads + 2 * s.kv_heads
-        norms = [1 + 0.2 * torch.randn(D, device="cuda") if s.head_norms else None for _ in "qk"]
-        return rk.DenseLayer(
-            qkv=weight(all_heads * D, s.hidden),
-            o=weight(s.hidden, s.heads * D),
-            gate_up=weight(2 * s.width, s.hidden),
-            down=weight(s.hidden, s.width),
-            qkv_bias=self._random(all_heads * D) if s.bias else None,
-            input_norm=self._random(s.hidden, around=1),
-            post_norm=self._random(s.hidden, around=1),
-            q_norm=norms[0],
-            k_norm=norms[1],
-            k_cache=k_cache,
-            v_cache=v_cache,
-        )
-
-
-@dataclass(frozen=True)
-class Step:
-    """One new token a row."""
-
-    hidden: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    table: torch.Tensor
-    lens: torch.Tensor
-
-    def run(self, model: Model, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """The decoder's result; `hidden` is memory to leave it in."""
-        hidden = self.hidden.clone() if hidden is None else hidden
-        return model.decoder(hidden, self.positions, self.slots, self.table, self.lens)
-
-    def rows(self, chosen: torch.Tensor) -> Step:
-        """Some of the rows, in this order."""
-        return Step(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
-
-
-def places(sizes: Sizes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Page and place in it."""
-    return slots // sizes.page_size, slots % sizes.page_size
-
-
-def make_step(model: Model, lens: list[int]) -> Step:
-    """Rows of these lengths on pages of their own; all other slots are NaN."""
-    s = model.sizes
-    width = max(-(-n // s.page_size) for n in lens) + 1
-    free = torch.randperm(s.pages, device="cuda").int()
-    table = torch.full((len(lens), width), s.pages - 1, dtype=torch.int32, device="cuda")
-    used = torch.zeros(s.pages * s.page_size, dtype=torch.bool, device="cuda")
-    taken = 0
-    slots = []
-    for row, n in enumerate(lens):
-        pages = -(-n // s.page_size)
-        table[row, :pages] = free[taken : taken + pages]
-        taken += pages
-        page, place = places(s, torch.arange(n, device="cuda"))
-        row_slots = table[row, page].long() * s.page_size + place
-        used[row_slots[:-1]] = True
-        slots.append(int(row_slots[-1]))
-    assert taken <= s.pages
-    filled = places(s, used.nonzero()[:, 0])
-    for layer in model.layers:
-        for cache in (layer.k_cache, layer.v_cache):
-            cache.fill_(float("nan"))
-            cache[filled] = torch.randn((int(used.sum()), s.kv_heads, D), device="cuda").to(BF16)
-    kv_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
-    return Step(
-        hidden=torch.randn(len(lens), s.hidden, device="cuda").to(BF16),
-        positions=kv_lens - 1,
-        slots=torch.tensor(slots, device="cuda"),
-        table=table,
-        lens=kv_lens,
-    )
-
-
-def expected(
-    model: Model, step: Step, rounded: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """In float64, with activations `rounded` where the ops round them: the result, and the keys and
-    values of each layer."""
-    s = model.sizes
-    x = step.hidden.double()
-    stored = []
-    for layer in model.layers:
-        qkv = rounded(_norm(x, layer.input_norm, rounded) @ layer.qkv.double().T + _bias(layer))
-        q, k, v = qkv.unflatten(-1, (-1, D)).split([s.heads, s.kv_heads, s.kv_heads], dim=1)
-        q = rounded(_turned(_head_norm(q, layer.q_norm), model, step))
-        k = rounded(_turned(_head_norm(k, layer.k_norm), model, step))
-        stored.append((k, v))
-        rows = [_attended(model, layer, step, i, q[i], k[i], v[i]) for i in range(len(q))]
-        x = rounded(x + rounded(torch.stack(rows)) @ layer.o.double().T)
-        both = _norm(x, layer.post_norm, rounded) @ layer.gate_up.double().T
-        gate, up = both.chunk(2, -1)
-        gated = rounded(torch.nn.functional.silu(gate) * up)
-        x = rounded(x + gated @ layer.down.double().T)
-    return _norm(x, model.norm, rounded), stored
-
-
-def _bias(layer: rk.DenseLayer) -> torch.Tensor | float:
-    return 0.0 if layer.qkv_bias is None else layer.qkv_bias.double()
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, rounded: Callable) -> torch.Tensor:
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-    return rounded(x * scale * weight.double())
-
-
-def _head_norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    return x if weight is None else _norm(x, weight, lambda y: y)
-
-
-def _turned(x: torch.Tensor, model: Model, step: Step) -> torch.Tensor:
-    cos, sin = model.table[step.positions.long()].double()[:, None].chunk(2, -1)
-    low, high = x.chunk(2, -1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-
-
-def _attended(
-    model: Model,
-    layer: rk.DenseLayer,
-    step: Step,
-    row: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-) -> torch.Tensor:
-    """One row's heads, in one dimension."""
-    s = model.sizes
-    page, place = places(s, torch.arange(int(step.lens[row]) - 1, device="cuda"))
-    seen = step.table[row, page].long(), place
-    group = s.heads // s.kv_heads
-    keys, values = (
-        torch.cat((cache[seen].double(), new[None]))
-        for cache, new in ((layer.k_cache, k), (layer.v_cache, v))
-    )
-    scores = torch.einsum("hd,nhd->hn", q, keys.repeat_interleave(group, 1)) * D**-0.5
-    values = values.repeat_interleave(group, 1)
-    return torch.einsum("hn,nhd->hd", scores.softmax(-1), values).flatten()
-
-
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative, by norms."""
-    return float((found.double() - wanted).norm() / wanted.norm())
-
-
-@pytest.fixture
-def on_hopper(request) -> None:
-    if request.config.getoption("--device") != "cuda":
-        pytest.skip("wants --device cuda")
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("wants a Hopper GPU")
-
+from tests.kernel.persistent_model import (
+    EPS,
+    Model,
+    Sizes,
+    as_ops_round,
+    error,
+    exact,
+    expected,
+    make_step,
+    places,
+)
 
 SMALL = Sizes()
+EXPERTS = Sizes(hidden=1280, width=256, experts=64, top_k=4, renormalize=True)
+SCALED = Sizes(hidden=2048, heads=16, width=512, experts=32, top_k=4, scaled=True)
+KINDS = {"dense": SMALL, "experts": EXPERTS, "FP8 experts": SCALED}
 LLAMA = Sizes(hidden=4096, heads=32, width=14336, head_norms=False, layers=1)
 CASES = {
     "one token": (SMALL, [1]),
@@ -248,6 +48,8 @@ CASES = {
         [640, 300],
     ),
     "a short last chunk": (Sizes(hidden=2560, heads=32, width=9728, layers=1), [900, 1, 20]),
+    "FP8": (Sizes(hidden=2048, scaled=True), [640, 1, 17]),
+    "FP8, a short last chunk": (Sizes(hidden=2304, heads=24, width=2688, scaled=True), [33]),
     "eight heads a KV head": (Sizes(hidden=2048, heads=16, kv_heads=2, width=1088), [300, 17]),
 }
 
@@ -258,8 +60,8 @@ def test_a_step_is_that_of_float64(name: str):
     sizes, lens = CASES[name]
     model = Model(sizes)
     step = make_step(model, lens)
-    wanted, stored = expected(model, step, lambda x: x)
-    ops, _ = expected(model, step, lambda x: x.to(BF16).double())
+    wanted, stored = expected(model, step, exact)
+    ops, _ = expected(model, step, as_ops_round)
     before = [(layer.k_cache.clone(), layer.v_cache.clone()) for layer in model.layers]
     found = step.run(model)
     assert torch.isfinite(found).all()
@@ -273,8 +75,9 @@ def test_a_step_is_that_of_float64(name: str):
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_a_row_does_not_depend_on_the_others_and_bits_repeat():
-    model = Model(SMALL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_others_and_bits_repeat(kind: str):
+    model = Model(KINDS[kind])
     step = make_step(model, [640, 100, 2049, 7])
     first = step.run(model)
     for _ in range(20):
@@ -285,8 +88,9 @@ def test_a_row_does_not_depend_on_the_others_and_bits_repeat():
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_a_graph_serves_other_rows():
-    model = Model(SMALL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_serves_other_rows(kind: str):
+    model = Model(KINDS[kind])
     first = make_step(model, [2049, 33])
     held = replace(first, hidden=torch.empty_like(first.hidden))
     held.run(model, held.hidden)
@@ -313,27 +117,28 @@ def test_nothing_is_stored_at_slot_minus_one_and_other_numbers_of_rows_follow():
         for cache, old in zip((layer.k_cache, layer.v_cache), caches, strict=True):
             assert torch.equal(cache.view(torch.int16), old.view(torch.int16))
     assert torch.equal(step.run(model), wanted)
-    for count in (1, 8, 3, 2):
+    for count in (1, 8, 3, 2):  # of rows
         other = make_step(model, [100 + count] * count)
-        assert error(other.run(model), expected(model, other, lambda x: x)[0]) < 2e-2
+        assert error(other.run(model), expected(model, other, exact)[0]) < 2e-2
 
 
 def next_flag(model: Model) -> torch.Tensor:
     """The word of the workspace that says which flag the next launch begins with: it is behind the
-    layers' table, of 11 words of 64 bits each, in pieces of 32 such words."""
-    word = -(-11 * model.sizes.layers // 32) * 32
+    layers' table, of 17 words of 64 bits each, in pieces of 32 such words."""
+    word = -(-17 * model.sizes.layers // 32) * 32
     return model.decoder._workspace.view(torch.int32)[2 * word : 2 * word + 1]
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_flags_come_round():
+@pytest.mark.parametrize("kind", KINDS)
+def test_flags_come_round(kind: str):
     """After 2^32 steps, and where words that were not used meanwhile have the flags of today."""
-    model = Model(SMALL)
+    model = Model(KINDS[kind])
     step = make_step(model, [2049, 640, 17, 5])
     few = step.rows(torch.tensor([3], device="cuda"))
     wanted = step.run(model)
     wanted_few = few.run(model)
-    count = 5 * SMALL.layers + 1
+    count = 5 * model.sizes.layers + 1
     assert int(next_flag(model)) == 1 + 2 * count
     for begin in (2**30, 2**31, 3 * 2**30, 2**32):
         for before in (1, 3, count, count + 1):
@@ -379,7 +184,7 @@ def test_without_the_cuda_library():
     if getattr(rk._loader.bind, "PersistentDecoder", None) is not None:
         pytest.skip("the library is CUDA's")
     x = torch.zeros(4)
-    layer = rk.DenseLayer(
+    layer = rk.PersistentLayer(
         qkv=x, o=x, gate_up=x, down=x, input_norm=x, post_norm=x, k_cache=x, v_cache=x
     )
     with pytest.raises(NotImplementedError, match="needs the native CUDA library"):

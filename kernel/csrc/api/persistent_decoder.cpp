@@ -8,7 +8,8 @@ using namespace radix;
 namespace {
 
 constexpr int kHeadDim = 128;
-constexpr int64_t kAlign = 16;  // bytes of an access
+constexpr int64_t kAlign = 16;   // bytes of an access
+constexpr int64_t kBlock = 128;  // rows and columns that share a scale
 
 void require_aligned(const Arg& arg) {
   const auto address = reinterpret_cast<uintptr_t>(arg->data) + arg->byte_offset;
@@ -24,15 +25,13 @@ class LayerCheck {
     require_aligned(norm_);
   }
 
-  void run(const rk_dense_layer& layer) const {
+  void run(const rk_persistent_layer& layer) const {
     const int64_t hidden = norm_.size(0), heads = decoder_.heads, all = heads + 2 * decoder_.kv_heads;
     cache("k_cache", layer.k_cache);
     cache("v_cache", layer.v_cache);
-    const Arg down = matrix("down", layer.down, {hidden, -1});
-    matrix("qkv", layer.qkv, {all * kHeadDim, hidden});
-    matrix("o", layer.o, {hidden, heads * kHeadDim});
-    matrix("gate_up", layer.gate_up, {2 * down.size(1), hidden});
-    if (down.size(1) != width()) down.reject(RK_INVALID, "has another width than the first layer's");
+    weight("qkv", layer.qkv, layer.qkv_scale, {all * kHeadDim, hidden});
+    weight("o", layer.o, layer.o_scale, {hidden, heads * kHeadDim});
+    mlp(layer, hidden);
     vector("input_norm", layer.input_norm, DType::bf16, hidden);
     vector("post_norm", layer.post_norm, DType::bf16, hidden);
     if (layer.qkv_bias) vector("qkv_bias", layer.qkv_bias, DType::bf16, all * kHeadDim);
@@ -42,11 +41,44 @@ class LayerCheck {
   }
 
  private:
-  int64_t width() const { return decoder_.layers[0].down->shape[1]; }
+  void mlp(const rk_persistent_layer& layer, int64_t hidden) const {
+    const rk_persistent_layer& first = decoder_.layers[0];
+    if (!layer.router != !first.router)
+      fail(RK_UNSUPPORTED, "%s: a mixture of experts in all layers or in none is served", op_);
+    const Arg down(op_, "down", layer.down);
+    if (!layer.router) {
+      weight("down", layer.down, layer.down_scale, {hidden, -1});
+      weight("gate_up", layer.gate_up, layer.gate_up_scale, {2 * down.size(1), hidden});
+    } else {
+      const Arg router = matrix("router", layer.router, DType::bf16, {-1, hidden});
+      weight("down", layer.down, layer.down_scale, {router.size(0), hidden, -1});
+      weight("gate_up", layer.gate_up, layer.gate_up_scale, {router.size(0), 2 * down.size(2), hidden});
+      router.same_shape(Arg(op_, "the first router", first.router));
+      if (decoder_.top_k < 1 || decoder_.top_k > router.size(0))
+        fail(RK_INVALID, "%s: top_k is %d of %ld experts", op_, decoder_.top_k, router.size(0));
+    }
+    if (down.size(-1) != first.down->shape[first.down->ndim - 1])
+      down.reject(RK_INVALID, "has another width than the first layer's");
+  }
 
-  Arg matrix(const char* name, const rk_tensor* tensor, std::initializer_list<int64_t> shape) const {
+  // bf16, or E4M3 with scales.
+  void weight(const char* name, const rk_tensor* tensor, const rk_tensor* scale,
+              std::initializer_list<int64_t> shape) const {
+    const bool scaled = decoder_.layers[0].qkv_scale != nullptr;
+    if (!scale == scaled) fail(RK_UNSUPPORTED, "%s: %s: scales of all weights or of none are served", op_, name);
+    const Arg arg = matrix(name, tensor, scaled ? DType::f8e4m3 : DType::bf16, shape);
+    if (!scaled) return;
+    const Arg scales(op_, "the scales of a weight", scale);
+    scales.same_device(norm_).dtype({DType::f32}).ndim(arg->ndim).contiguous();
+    for (int i = 0; i < arg->ndim; i++) {
+      const int64_t unit = i < arg->ndim - 2 ? 1 : kBlock;
+      if (arg.size(i) % unit) arg.reject(RK_UNSUPPORTED, "has sizes that are no multiples of 128, as blocks are");
+      if (scales.size(i) * unit != arg.size(i)) scales.reject(RK_INVALID, "have another shape than its blocks");
+    }
+  }
+  Arg matrix(const char* name, const rk_tensor* tensor, DType type, std::initializer_list<int64_t> shape) const {
     const Arg arg(op_, name, tensor);
-    arg.same_device(norm_).dtype({DType::bf16}).shape(shape, "the decoder's sizes").contiguous();
+    arg.same_device(norm_).dtype({type}).shape(shape, "the decoder's sizes").contiguous();
     require_aligned(arg);
     return arg;
   }
@@ -80,6 +112,7 @@ rk_persistent_decoder checked(const char* op, const rk_persistent_decoder* given
   const LayerCheck check(op, decoder);
   if (!decoder.layers[0].down || !decoder.layers[0].k_cache) fail(RK_INVALID, "%s: the first layer is not whole", op);
   for (int i = 0; i < decoder.num_layers; i++) check.run(decoder.layers[i]);
+  if (!decoder.layers[0].router && decoder.top_k) fail(RK_INVALID, "%s: top_k without a router", op);
   const Arg table(op, "cos_sin_cache", decoder.cos_sin_cache), norm(op, "final_norm", decoder.final_norm);
   table.same_device(norm).dtype({DType::f32}).shape({-1, kHeadDim}, "positions, head_dim").contiguous();
   if (table.size(0) < 1) table.reject(RK_INVALID, "has no positions");

@@ -12,9 +12,9 @@ constexpr const char* kOp = "PersistentDecoder";
 // The Python object `_bind.PersistentDecoder`; radix_kernels.PersistentDecoder is its public face.
 class PersistentDecoder {
  public:
-  // layers: tuples in the order of rk_dense_layer.
+  // layers: tuples in the order of rk_persistent_layer.
   PersistentDecoder(const py::list& layers, py::handle final_norm, py::handle cos_sin_cache, int heads, int kv_heads,
-                    float eps, float qk_eps, float softmax_scale) {
+                    float eps, float qk_eps, float softmax_scale, int top_k, bool renormalize) {
     for (const auto& each : layers) add(py::cast<py::tuple>(each));
     Call call(kOp);
     decoder_.layers = layers_.data();
@@ -26,6 +26,8 @@ class PersistentDecoder {
     decoder_.eps = eps;
     decoder_.qk_eps = qk_eps;
     decoder_.softmax_scale = softmax_scale;
+    decoder_.top_k = top_k;
+    decoder_.renormalize = renormalize;
     const rk_status status = rk_persistent_decoder_workspace_size(&decoder_, &bytes_, &max_tokens_);
     if (status) raise(status, rk_last_error());
   }
@@ -58,7 +60,7 @@ class PersistentDecoder {
   void add(const py::tuple& parts) {
     Call call(kOp);
     const auto tensor = [&](const char* name, size_t i) { return keep_.device_tensor(call, name, parts[i]); };
-    rk_dense_layer layer;
+    rk_persistent_layer layer;
     layer.qkv = tensor("qkv", 0);
     layer.o = tensor("o", 1);
     layer.gate_up = tensor("gate_up", 2);
@@ -70,11 +72,16 @@ class PersistentDecoder {
     layer.k_norm = tensor("k_norm", 8);
     layer.k_cache = tensor("k_cache", 9);
     layer.v_cache = tensor("v_cache", 10);
+    layer.router = tensor("router", 11);
+    layer.qkv_scale = tensor("qkv_scale", 12);
+    layer.o_scale = tensor("o_scale", 13);
+    layer.gate_up_scale = tensor("gate_up_scale", 14);
+    layer.down_scale = tensor("down_scale", 15);
     layers_.push_back(layer);
   }
 
   rk_persistent_decoder decoder_{sizeof(rk_persistent_decoder)};
-  std::vector<rk_dense_layer> layers_;
+  std::vector<rk_persistent_layer> layers_;
   int64_t bytes_ = 0;
   int32_t max_tokens_ = 0;
   Keeper keep_;
@@ -84,7 +91,7 @@ class PersistentDecoder {
 
 void bind_persistent_decoder(py::module_& m) {
   py::class_<PersistentDecoder>(m, "PersistentDecoder")
-      .def(py::init<const py::list&, py::handle, py::handle, int, int, float, float, float>())
+      .def(py::init<const py::list&, py::handle, py::handle, int, int, float, float, float, int, bool>())
       .def("workspace_size", &PersistentDecoder::workspace_size)
       .def("max_tokens", &PersistentDecoder::max_tokens)
       .def("prepare", &PersistentDecoder::prepare)

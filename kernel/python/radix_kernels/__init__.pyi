@@ -56,8 +56,8 @@ from .packed_heads import PackedHeads as PackedHeads
 from .packed_heads import linear_heads as linear_heads
 from .packed_weight import PackedWeight as PackedWeight
 from .packed_weight import pack_weight as pack_weight
-from .persistent_decoder import DenseLayer as DenseLayer
 from .persistent_decoder import PersistentDecoder as PersistentDecoder
+from .persistent_decoder import PersistentLayer as PersistentLayer
 from .quantize import per_tensor_quant_fp8 as per_tensor_quant_fp8
 from .quantize import per_token_group_quant as per_token_group_quant
 from .quantize import per_token_quant_fp8 as per_token_quant_fp8

@@ -95,7 +95,7 @@ def flash_attn_workspace_size(
 def merge_state(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: Any) -> None: ...
 
 # Layers come as tuples: qkv, o, gate_up, down, qkv_bias, input_norm, post_norm, q_norm, k_norm,
-# k_cache, v_cache.
+# k_cache, v_cache, router, qkv_scale, o_scale, gate_up_scale, down_scale.
 class PersistentDecoder:
     def __init__(
         self,
@@ -107,6 +107,8 @@ class PersistentDecoder:
         eps: float,
         qk_eps: float,
         softmax_scale: float,
+        top_k: int,
+        renormalize: bool,
     ) -> None: ...
     def workspace_size(self) -> int: ...
     def max_tokens(self) -> int: ...

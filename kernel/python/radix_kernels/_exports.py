@@ -11,12 +11,12 @@ from ._ops import OPS
 _OTHERS = {
     "ClampedSwiGlu": "gating",
     "Decoder": "decoder",
-    "DenseLayer": "persistent_decoder",
     "LogitEdits": "logit_edits",
     "PackedExperts": "packed_experts",
     "PackedHeads": "packed_heads",
     "PackedWeight": "packed_weight",
     "PersistentDecoder": "persistent_decoder",
+    "PersistentLayer": "persistent_decoder",
     "capabilities": "capabilities",
     "dequantize_gguf": "gguf_blocks",
     "fp8_format": "fp8",

@@ -12,19 +12,23 @@ from ..memory.kv_pool import KVPool
 from .attention import Attention
 from .base import BuildContext, Fusible
 from .mlp import GatedMLP
+from .moe import SparseMoe
 from .norm import RMSNorm
+from .router import SoftmaxGate
 
 # More rows, or larger layers, are not a tenth faster than layer by layer: products read their
-# weights once either way, and the exchange of activations grows.
+# weights once either way, and the exchange of activations grows. A mixture of experts has twice the
+# launches a layer.
 _MOST_ROWS = 4
 _MOST_LAYER_BYTES = 64 << 20
+_MOST_MIXTURE_BYTES = 128 << 20
 
 
 class GpuDecoder:
-    """Runs the layers and the last norm of a dense decoder in one launch (`ops.PersistentDecoder`),
-    for decode steps of at most `_MOST_ROWS` rows on one GPU, where a layer has at most
-    `_MOST_LAYER_BYTES` of weights. Whether it runs a step follows from the step's shape, so that
-    bits do.
+    """Runs the layers and the last norm of a decoder in one launch (`ops.PersistentDecoder`), for
+    decode steps of at most `_MOST_ROWS` rows on one GPU, where a row reads at most
+    `_MOST_LAYER_BYTES` of a layer's weights, or `_MOST_MIXTURE_BYTES` of one with experts. Whether
+    it runs a step follows from the step's shape, so that bits do.
 
     `layers`: those that it can run have the modules of models/decoder.py's. They are read when a KV
     pool is first used, which is after loading."""
@@ -79,11 +83,17 @@ def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
         _require(layer.self_attn.rotary is first.rotary, "layers differ in their RoPE")
     _require_norm(norm)
     _require(norm.eps == layers[0].input_layernorm.eps, "the last norm has another eps")
-    dense = [_layer(layer, pool) for layer in layers]
-    size = sum(each.nbytes for each in (dense[0].qkv, dense[0].o, dense[0].gate_up, dense[0].down))
-    _require(size <= _MOST_LAYER_BYTES, "the layers are too large to gain by it")
+    lowered = [_layer(layer, pool) for layer in layers]
+    top_k = 0
+    renormalize = False
+    if lowered[0].router is not None:
+        router = layers[0].mlp.gate.router
+        top_k = router.top_k
+        renormalize = router.renormalize
+    most = _MOST_MIXTURE_BYTES if top_k > 0 else _MOST_LAYER_BYTES
+    _require(_bytes_of_row(lowered[0], top_k) <= most, "the layers are too large to gain by it")
     return ops.PersistentDecoder(
-        layers=dense,
+        layers=lowered,
         final_norm=norm.weight,
         cos_sin_cache=first.rotary,
         num_heads=first.spec.num_heads,
@@ -91,20 +101,31 @@ def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
         eps=norm.eps,
         qk_eps=first.eps,
         softmax_scale=first.spec.scale,
+        top_k=top_k,
+        renormalize=renormalize,
     )
+
+
+def _bytes_of_row(layer: ops.PersistentLayer, top_k: int) -> int:
+    """What a token reads of the layer's weights, of experts only its own."""
+    mlp: int = layer.gate_up.nbytes + layer.down.nbytes
+    size: int = layer.qkv.nbytes + layer.o.nbytes
+    if layer.router is None:
+        return size + mlp
+    return size + layer.router.nbytes + mlp * top_k // len(layer.router)
 
 
 def _settings(layer: Any) -> tuple[Any, ...]:
     """What must be the same in all layers, of a layer that the kernel can run."""
     attention = layer.self_attn
     mlp = layer.mlp
-    for module, kind in ((layer, Fusible), (attention, Attention), (mlp, GatedMLP)):
+    kinds = ((layer, Fusible), (attention, Attention), (mlp, (GatedMLP, SparseMoe)))
+    for module, kind in kinds:
         _require(isinstance(module, kind) and module.fusible, "a module has a forward of its own")
     _require_norm(layer.input_layernorm)
     _require_norm(layer.post_attention_layernorm)
     _require(layer.post_self_attn_layernorm is None, "attention's result is normed")
     _require(layer.post_mlp_layernorm is None, "the MLP's result is normed")
-    _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
     _require(not attention.norms_all_heads, "all heads are normed together")
     _require(attention.query_scales is None, "scores are scaled by position")
     _require(layer.residual_multiplier == 1, "what is added to the residual is multiplied")
@@ -115,22 +136,31 @@ def _settings(layer: Any) -> tuple[Any, ...]:
     eps = layer.input_layernorm.eps
     _require(layer.post_attention_layernorm.eps == eps, "norms differ in eps")
     heads = (spec.num_heads, spec.num_kv_heads, spec.scale)
-    return (*heads, attention.eps, eps, mlp.down_proj.shape.in_features)
+    return (*heads, attention.eps, eps, *_mlp_settings(mlp))
 
 
-def _layer(layer: Any, pool: KVPool) -> ops.DenseLayer:
+def _mlp_settings(mlp: GatedMLP | SparseMoe) -> tuple[Any, ...]:
+    if isinstance(mlp, GatedMLP):
+        _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
+        return (mlp.down_proj.shape.in_features,)
+    gate = mlp.gate
+    _require(isinstance(gate, SoftmaxGate), "experts are chosen in another way")
+    has_shared = mlp.shared_expert is not None or gate.num_shared > 0
+    _require(not has_shared, "all tokens share an expert")
+    return (gate.shape.out_features, gate.router)
+
+
+def _layer(layer: Any, pool: KVPool) -> ops.PersistentLayer:
     attention = layer.self_attn
-    mlp = layer.mlp
     index = attention.spec.layer_id
     k_cache = pool.k[index]
     _require(k_cache.dtype == torch.bfloat16, "the cache is of another type")
     q_norm = attention.q_norm
     k_norm = attention.k_norm
-    return ops.DenseLayer(
-        qkv=_weight(attention.qkv_proj),
-        o=_weight(attention.o_proj, has_bias=False),
-        gate_up=_weight(mlp.gate_up_proj, has_bias=False),
-        down=_weight(mlp.down_proj, has_bias=False),
+    return ops.PersistentLayer(
+        **_named("qkv", _weight(attention.qkv_proj)),
+        **_named("o", _weight(attention.o_proj, has_bias=False)),
+        **_mlp(layer.mlp),
         qkv_bias=attention.qkv_proj.bias,
         input_norm=layer.input_layernorm.weight,
         post_norm=layer.post_attention_layernorm.weight,
@@ -141,13 +171,43 @@ def _layer(layer: Any, pool: KVPool) -> ops.DenseLayer:
     )
 
 
-def _weight(linear: Any, *, has_bias: bool = True) -> torch.Tensor:
+def _mlp(mlp: GatedMLP | SparseMoe) -> dict[str, torch.Tensor]:
+    """The weights behind the second norm."""
+    if isinstance(mlp, GatedMLP):
+        gate_up = _weight(mlp.gate_up_proj, has_bias=False)
+        down = _weight(mlp.down_proj, has_bias=False)
+        return _named("gate_up", gate_up) | _named("down", down)
+    router, scales = _weight(mlp.gate, has_bias=False)
+    _require(scales is None, "the router is quantized")
+    stacks = mlp.experts.stacked()
+    method = mlp.experts.method
+    if stacks is None:
+        raise NotImplementedError("the experts are packed, biased or not all on this rank")
+    is_plain = method.is_divisible and set(stacks[0]) == {"weight"}
+    _require(is_plain or method.scales_blocks, "the experts are quantized in another way")
+    gate_up, down = ((each["weight"], each.get("weight_scale")) for each in stacks)
+    return {"router": router} | _named("gate_up", gate_up) | _named("down", down)
+
+
+# A weight in the compute type without scales, or in FP8 with a scale for each 128 x 128 elements.
+_Weight = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def _named(name: str, weight: _Weight) -> dict[str, torch.Tensor]:
+    values, scales = weight
+    return {name: values} if scales is None else {name: values, f"{name}_scale": scales}
+
+
+def _weight(linear: Any, *, has_bias: bool = True) -> _Weight:
     _require(isinstance(linear, Fusible) and linear.fusible, "a linear layer is another module")
     _require(has_bias or linear.bias is None, "a linear layer has a bias")
     weight: torch.Tensor | None = linear.method.plain_weight(linear)
-    if weight is None:
-        raise NotImplementedError("the weight of a linear layer is quantized")
-    return weight
+    if weight is not None:
+        return weight, None
+    scaled: tuple[torch.Tensor, torch.Tensor] | None = linear.method.block_weight(linear)
+    if scaled is None:
+        raise NotImplementedError("the weight of a linear layer is quantized in another way")
+    return scaled
 
 
 def _require_norm(norm: Any) -> None:

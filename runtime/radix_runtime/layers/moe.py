@@ -1,7 +1,7 @@
 """A mixture of experts: each token passes the few experts that the router chooses for it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,20 @@ class Experts(nn.ModuleDict):
         """The op of the wheel that multiplies them."""
         is_plain = self.is_stacked and not self._packs
         return "fused_experts" if is_plain else "fused_experts_packed"
+
+    @property
+    def method(self) -> LinearMethod:
+        """Of each of them, where they are stacked and not packed."""
+        return self._experts[0].down_proj.method
+
+    def stacked(self) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]] | None:
+        """What `method` holds, by name, for gate and up, in this order, and for down: `weight`
+        [E, out, in]. Where all experts are stacked on this rank, not packed, without biases and
+        with SiLU; else None. After loading."""
+        is_part = self._expert_map is not None
+        if self._stacks is None or is_part or self._packs or self._has_terms:
+            return None
+        return self._stacks[0].tensors, self._stacks[1].tensors
 
     def _stack(
         self, device: torch.device, first: set[LinearMethod], second: set[LinearMethod]

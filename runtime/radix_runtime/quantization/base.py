@@ -18,6 +18,7 @@ _SHORTCUTS = (
     "adds_residual",
     "apply_silu_and_mul",
     "argmax",
+    "block_weight",
     "gated",
     "normed",
     "packed_weight",
@@ -78,6 +79,8 @@ class LinearMethod(ABC):
     # Experts of a layer are held in one tensor, [E, out, in], for `fused_experts`, wherever they
     # are; on a GPU they always are.
     stacks_experts: bool = False
+    # Weights are FP8 with a scale for each 128 x 128 elements, and so are stacked experts'.
+    scales_blocks: bool = False
     # Experts are packed weights on a GPU too, which `ops.fused_experts_packed` multiplies by.
     packs_experts: bool = False
     # `apply` adds the residual in its product; where it does not, the norm that follows can.
@@ -183,6 +186,11 @@ class LinearMethod(ABC):
         """The loaded weight [out_features, in_features] in the compute type, contiguous, where
         `apply` is the product by it and nothing more, and nothing writes it any more; None
         otherwise."""
+        return None
+
+    def block_weight(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Codes [out, in] and scales [out / 128, in / 128], float32, of a weight that
+        `scales_blocks`, where `apply` is the product by it and nothing more; None otherwise."""
         return None
 
     def embedding(self, layer: Any, ids: torch.Tensor) -> torch.Tensor:

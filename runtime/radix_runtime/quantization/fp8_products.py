@@ -96,6 +96,7 @@ class BlockProduct(ScaledExperts):
     )
     output_unit = BLOCK
     input_unit = BLOCK
+    scales_blocks = True
     quantizes_experts_x = True
     adds_residual = False
 
@@ -120,6 +121,10 @@ class BlockProduct(ScaledExperts):
     def gated(self, x: torch.Tensor) -> Input:
         codes, scales = ops.silu_and_mul_quant_fp8(x, BLOCK)
         return Quantized(codes=codes, scales=scales, dtype=x.dtype)
+
+    def block_weight(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        weight: torch.Tensor = layer.weight[: layer.shape.out_features]
+        return weight, layer.weight_scale
 
     def apply(
         self,

@@ -34,4 +34,19 @@ __device__ inline uint32_t widen_e4m3_pair(uint32_t x) {
   return y;
 }
 
+// Two E4M3 numbers, in bytes 1 and 3 of `word`, exactly as two T. bf16: their exponent and mantissa moved into place
+// and the exponent's bias made up for by a product with 2^120, which mends subnormal numbers too.
+template <class T>
+__device__ inline uint32_t widen_odd_e4m3(uint32_t word) {
+  uint32_t pair;
+  if constexpr (__is_same(T, bf16)) {
+    const uint32_t moved = (word >> 4 & 0x07f007f0u) | (word & 0x80008000u);
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(moved), "r"(0x7b807b80u));
+  } else {
+    const auto bytes = static_cast<uint16_t>(__byte_perm(word, 0, 0x4431));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(bytes));
+  }
+  return pair;
+}
+
 }  // namespace radix::sm90

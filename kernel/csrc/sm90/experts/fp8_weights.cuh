@@ -3,6 +3,7 @@
 
 #include "gpu/device/element.h"
 #include "gpu/device/fp8.h"
+#include "sm90/common/convert.cuh"
 #include "sm90/experts/problem.cuh"
 
 namespace radix::experts {
@@ -23,21 +24,6 @@ inline Scales scales_of(const Problem& q, const float* data, int rows, int k) {
   if (!data || !q.block_scales) return {data, 1, 0, 0, 0};
   const int64_t blocks = (k + 127) / 128;
   return {data, (rows + 127) / 128 * blocks, blocks, 1, static_cast<int>(blocks) - 1};
-}
-
-// Two E4M3 numbers, in bytes 1 and 3 of `word`, exactly as two T. bf16: their exponent and mantissa moved into place
-// and the exponent's bias made up for by a product with 2^120, which mends subnormal numbers too.
-template <class T>
-__device__ inline uint32_t widen(uint32_t word) {
-  uint32_t pair;
-  if constexpr (__is_same(T, bf16)) {
-    const uint32_t moved = (word >> 4 & 0x07f007f0u) | (word & 0x80008000u);
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(moved), "r"(0x7b807b80u));
-  } else {
-    const auto bytes = static_cast<uint16_t>(__byte_perm(word, 0, 0x4431));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(bytes));
-  }
-  return pair;
 }
 
 // The scale of values of which `largest` is the largest, and they in FP8 (as per_token_group_quant, but multiplied by

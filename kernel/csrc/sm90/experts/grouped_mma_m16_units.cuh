@@ -91,7 +91,8 @@ __device__ inline void multiply_unit(float (&sum)[4], const Pieces<T, W>& low, c
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const uint4 &a = low.at[h][i / 2], &b = high.at[h][i / 2];
-        const uint32_t w0 = widen<T>(__byte_perm(words[i], 0, 0x1404)), w1 = widen<T>(__byte_perm(words[i], 0, 0x3424));
+        const uint32_t w0 = sm90::widen_odd_e4m3<T>(__byte_perm(words[i], 0, 0x1404)),
+                       w1 = sm90::widen_odd_e4m3<T>(__byte_perm(words[i], 0, 0x3424));
         i % 2 ? multiply_add<T>(part, a.z, b.z, a.w, b.w, w0, w1) : multiply_add<T>(part, a.x, b.x, a.y, b.y, w0, w1);
       }
     }

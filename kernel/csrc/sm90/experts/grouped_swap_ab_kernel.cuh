@@ -193,8 +193,8 @@ class GroupedSwapAbConsumer {
         ldmatrix_x4(words, from + ((i + lane_ / 16 ^ row % 8) << 4));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          a[i + j / 2][j % 2] = widen<T>(__byte_perm(words[j], 0, 0x1404));
-          a[i + j / 2][j % 2 + 2] = widen<T>(__byte_perm(words[j], 0, 0x3424));
+          a[i + j / 2][j % 2] = sm90::widen_odd_e4m3<T>(__byte_perm(words[j], 0, 0x1404));
+          a[i + j / 2][j % 2 + 2] = sm90::widen_odd_e4m3<T>(__byte_perm(words[j], 0, 0x3424));
         }
       }
     };

@@ -1,26 +1,32 @@
-// A step of a dense decoder for up to eight rows in one launch: a block a multiprocessor, all layers in turn.
+// A step of a decoder for up to eight rows in one launch: a block a multiprocessor, all layers in turn.
 //
-//   block: 8 warps that compute, a warpgroup of which one warp streams weights (weights.cuh). Between the parts of a
-//   layer the blocks exchange their results (exchange.cuh):
+//   block: 8 warps that compute, a warpgroup that streams weights (weights.cuh). Between the parts of a layer the
+//   blocks exchange their results (exchange.cuh):
 //
 //     norm, q k v  |  norm, rotation, store, attention  |  o + residual  |  norm, gate up, silu  |  down + residual  |
 //
-// Shared memory: sums of a product (product.cuh); what attention's warps join (attend.cuh); a product's input; the
-// ring.
+//   and where the MLP is a mixture of experts
+//
+//     o + residual  |  norm, router  |  choice (route.cuh), norm, gate up, silu, weights  |  down + residual  |
+//
+// Shared memory: sums of a product (product.cuh); what attention's warps join (attend.cuh); the choice of experts; a
+// product's input; the ring.
 #pragma once
 
 #include "sm90/common/pdl.cuh"
 #include "sm90/common/setmaxnreg.cuh"
 #include "sm90/persistent_decoder/attend.cuh"
+#include "sm90/persistent_decoder/route.cuh"
 
 namespace radix::persistent_decoder {
 
 // Offsets in shared memory, in bytes. The sums of products lie at 0.
 struct SharedPlan {
-  int attention, input, barriers, ring, stages, bytes;
+  int attention, routing, input, barriers, ring, stages, bytes;
 };
 
 constexpr int kThreads = kComputeThreads + 128;
+static_assert(kFeedWarps * 32 <= kThreads - kComputeThreads && kFeedWarps * kFeedRows == kStageRows);
 constexpr int kFeedRegisters = 24, kComputeRegisters = 240;  // of a thread, after setmaxnreg
 constexpr int kSharedBytes = 227 << 10;                      // of a block of sm_90
 constexpr int kMaxStages = 16;
@@ -30,7 +36,7 @@ __host__ __device__ constexpr int aligned(int bytes) {
 }
 
 __host__ __device__ inline int longest_input(const Params& p) {
-  const int heads = p.heads * kHeadDim, longer = heads > p.width ? heads : p.width;
+  const int heads = p.heads * kHeadDim, gated = gated_size(p), longer = heads > gated ? heads : gated;
   return longer > p.hidden_size ? longer : p.hidden_size;
 }
 
@@ -38,7 +44,9 @@ __host__ __device__ inline SharedPlan shared_plan(const Params& p) {
   SharedPlan plan;
   plan.attention = aligned(sizeof(ProductMemory));
   const int out = kWarps * (p.heads / p.kv_heads) * kOutStep * static_cast<int>(sizeof(float));
-  plan.input = plan.attention + aligned(static_cast<int>(sizeof(AttentionMemory)) + out);
+  plan.routing = plan.attention + aligned(static_cast<int>(sizeof(AttentionMemory)) + out);
+  const int keys = p.tokens * p.experts * static_cast<int>(sizeof(uint32_t));
+  plan.input = plan.routing + (keys > 0 ? aligned(static_cast<int>(sizeof(RoutingMemory)) + keys) : 0);
   plan.barriers = plan.input + aligned(p.tokens * token_step(longest_input(p)));
   plan.ring = plan.barriers + aligned(2 * kMaxStages * static_cast<int>(sizeof(uint64_t)));
   const int room = (kSharedBytes - plan.ring) / kStageBytes;
@@ -49,7 +57,7 @@ __host__ __device__ inline SharedPlan shared_plan(const Params& p) {
 
 // The embeddings become words, by the blocks to whose results the first layer will be added.
 __device__ inline void take_hidden(const Params& p, uint32_t flag) {
-  const Product owner = product_of(p, p.layers[0], 1);
+  const Product owner = product_of(p, p.layers[0], kO);
   const int first = owner.begin * kStageRows, columns = (owner.end - owner.begin) * kStageRows;
   for (int i = threadIdx.x * 2; i < p.tokens * columns; i += kComputeThreads * 2) {
     const int at = i / columns * p.hidden_size + first + i % columns;
@@ -94,23 +102,32 @@ __device__ inline void norm_rows(const Params& p, uint32_t flag, float* shared) 
 }
 
 // Flags of a layer: of the hidden states it takes, of q, k and v and the parts, of attention, of what the o product
-// makes of the hidden states, of the gated values. The layer after it takes the next.
+// makes of the hidden states, of the logits and the gated values. The layer after it takes the next.
 constexpr uint32_t kFlagsOfLayer = 5;
 
 // What a product reads and writes. flag: the layer's first.
 __device__ inline Input input_of(const Params& p, const Layer& layer, uint32_t flag, int which) {
   switch (which) {
-    case 0: return {p.workspace.hidden, p.hidden_size, flag, layer.input_norm};
-    case 1: return {p.workspace.attended, p.heads * kHeadDim, flag + 2, nullptr};
-    case 2: return {p.workspace.hidden, p.hidden_size, flag + 3, layer.post_norm};
-    default: return {p.workspace.gated, p.width, flag + 4, nullptr};
+    case kQkv: return {p.workspace.hidden, p.hidden_size, flag, layer.input_norm};
+    case kO: return {p.workspace.attended, p.heads * kHeadDim, flag + 2, nullptr};
+    case kDown: return {p.workspace.gated, gated_size(p), flag + 4, nullptr};
+    default: return {p.workspace.hidden, p.hidden_size, flag + 3, layer.post_norm};
   }
 }
-__device__ inline Output output_of(const Params& p, const Layer& layer, uint32_t flag, int which) {
+__device__ inline Output output_of(const Params& p, const Layer& layer, uint32_t flag, int which,
+                                   const RoutingMemory& routing) {
   switch (which) {
-    case 0: return {p.workspace.qkv, qkv_rows(p), flag + 1, layer.qkv_bias, Finish::store};
-    case 1: return {p.workspace.hidden, p.hidden_size, flag + 3, nullptr, Finish::residual};
-    case 2: return {p.workspace.gated, p.width, flag + 4, nullptr, Finish::gated};
+    case kQkv: return {p.workspace.qkv, qkv_rows(p), flag + 1, layer.qkv_bias, Finish::store};
+    case kO: return {p.workspace.hidden, p.hidden_size, flag + 3, nullptr, Finish::residual};
+    case kRouter: return {p.workspace.logits, p.experts, flag + 4, nullptr, Finish::floats};
+    case kGateUp:
+      return {p.workspace.gated,
+              gated_size(p),
+              flag + 4,
+              nullptr,
+              Finish::gated,
+              p.experts > 0 ? &routing : nullptr,
+              p.width};
     default: return {p.workspace.hidden, p.hidden_size, flag + 5, nullptr, Finish::residual};
   }
 }
@@ -125,7 +142,8 @@ __device__ inline void clear_unused(const Params& p) {
   clear(w.hidden, p.hidden_size / 2);
   clear(w.qkv, qkv_rows(p) / 2);
   clear(w.attended, p.heads * kHeadDim / 2);
-  clear(w.gated, p.width / 2);
+  clear(w.logits, p.experts);
+  clear(w.gated, gated_size(p) / 2);
   for (int i = first; i < kMaxTokens * p.heads * kMaxSplits * kPartWords; i += threads) {
     const int row = i / (p.heads * kMaxSplits * kPartWords), split = i / kPartWords % kMaxSplits;
     if (row >= p.tokens || split >= splits_of(p, p.kv_lens[row])) w.parts[i] = 0;
@@ -164,6 +182,7 @@ class Flags {
 __device__ inline void compute(const Params& p, const SharedPlan& plan, char* memory, const RingMemory& ring) {
   ProductMemory& products = *reinterpret_cast<ProductMemory*>(memory);
   AttentionMemory& attention_memory = *reinterpret_cast<AttentionMemory*>(memory + plan.attention);
+  RoutingMemory& routing = *reinterpret_cast<RoutingMemory*>(memory + plan.routing);
   const Flags flags(p.workspace.control, p.num_layers);
   uint32_t flag = flags.first();
   take_hidden(p, flag);
@@ -175,17 +194,18 @@ __device__ inline void compute(const Params& p, const SharedPlan& plan, char* me
   compute_sync();
   Attention attention(p, item, attention_memory);
   const Layer* layer = p.layers;
-#pragma unroll 1
-  for (int step = 0; step < p.num_layers * kProducts; step++) {
-    const int which = step % kProducts;
-    if (which == 0) attention.prefetch(*layer);
-    if (which == 1 && item.exists) attention.run(*layer, flag + 1);
-    run_product(product_of(p, *layer, which), input_of(p, *layer, flag, which), output_of(p, *layer, flag, which),
-                consumer, products, memory + plan.input, turn, p);
-    if (which < kProducts - 1) continue;
+  int which = kQkv;
+  do {
+    if (which == kQkv) attention.prefetch(*layer);
+    if (which == kO && item.exists) attention.run(*layer, flag + 1);
+    if (which == kGateUp && has_experts(p)) route(p, flag + 4, routing);
+    run_product(product_of(p, *layer, which), input_of(p, *layer, flag, which),
+                output_of(p, *layer, flag, which, routing), consumer, products, memory + plan.input, turn, p);
+    which = product_after(p, which);
+    if (which != kQkv) continue;
     layer++;
     flag += kFlagsOfLayer;
-  }
+  } while (layer != p.layers + p.num_layers);
   norm_rows(p, flag, &products.squares[0][0]);
   if (flags.turned()) clear_unused(p);
   flags.leave();
@@ -196,18 +216,20 @@ __global__ void __launch_bounds__(kThreads, 1) persistent_decode_kernel(const __
   const SharedPlan plan = shared_plan(p);
   uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + plan.barriers);
   const RingMemory ring{memory + plan.ring, barriers, barriers + kMaxStages, plan.stages};
+  RoutingMemory& routing = *reinterpret_cast<RoutingMemory*>(memory + plan.routing);
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.stages; i++) {
-      sm90::barrier_init(ring.full + i, 1);
+      sm90::barrier_init(ring.full + i, kFeedWarps + (p.scaled ? kStageScales : 0));
       sm90::barrier_init(ring.empty + i, kWarps * sm90::kWarpArrivals);
     }
+    if (p.experts > 0) sm90::barrier_init(&routing.found, kWarps * sm90::kWarpArrivals);
     sm90::barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x >= kComputeThreads) {
     sm90::setmaxnreg_dec<kFeedRegisters>();
     // Nothing in flight writes weights: not even the kernel before is waited for.
-    if (threadIdx.x < kComputeThreads + 32) stream_weights(p, ring);
+    if (threadIdx.x < kComputeThreads + kFeedWarps * 32) stream_weights(p, ring, routing);
     return;
   }
   sm90::setmaxnreg_inc<kComputeRegisters>();

@@ -1,4 +1,4 @@
-// A dense decoder's layers, and a step of up to eight tokens through all of them, as the persistent kernel takes them.
+// A decoder's layers, and a step of up to eight tokens through all of them, as the persistent kernel takes them.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,20 @@ constexpr int kHeadDim = 128;
 constexpr int kMaxGroup = 8;              // query heads of a KV head
 constexpr int kMaxSplits = 32;            // parts of a row's context
 constexpr int kPartWords = kHeadDim + 2;  // of a head's result in a part: its maximum and sum, then the dims
+constexpr int kMaxExperts = 256;
+constexpr int kMaxTopK = 8;  // experts that a token passes
 
-// One layer, in device memory. Weights are [rows, k], contiguous; what a model lacks is NULL.
+// [rows, k], contiguous: bf16, or, with scales [rows / kBlock, k / kBlock], E4M3.
+struct Weight {
+  const void* data;
+  const float* scales;
+};
+constexpr int kBlock = 128;
+
+// One layer, in device memory. What a model lacks is NULL. A mixture has a router [experts, hidden_size], and its
+// gate_up and down are those of one expert after another.
 struct Layer {
-  const bf16 *qkv, *o, *gate_up, *down;
+  Weight qkv, o, router, gate_up, down;
   const bf16* qkv_bias;
   const bf16 *input_norm, *post_norm;
   const float *q_norm, *k_norm;
@@ -32,7 +42,8 @@ struct Workspace {
   uint64_t* hidden;    // [kMaxTokens, hidden_size / 2]: pairs of bf16
   uint64_t* qkv;       // [kMaxTokens, qkv_rows / 2]
   uint64_t* attended;  // [kMaxTokens, heads * kHeadDim / 2]
-  uint64_t* gated;     // [kMaxTokens, width / 2]
+  uint64_t* logits;    // [kMaxTokens, experts]: floats
+  uint64_t* gated;     // [kMaxTokens, gated_size / 2]
   uint64_t* parts;     // [kMaxTokens, heads, kMaxSplits, kPartWords]: floats
   uint32_t* control;   // the flag of the next launch, and how many blocks have left this one
 };
@@ -41,7 +52,11 @@ struct Params {
   const Layer* layers;
   int num_layers;
   int tokens;  // 1 to kMaxTokens, one of each row
-  int hidden_size, heads, kv_heads, width;
+  int hidden_size, heads, kv_heads;
+  int width;           // of the MLP, or of an expert
+  int experts, top_k;  // of a layer, and of a token; 0: the layers are dense
+  bool renormalize;    // the weights of a token's experts add up to 1
+  bool scaled;         // all weights but the router's are E4M3
   float eps, qk_eps;
   float score_scale;  // times log2(e)
   bf16* hidden;       // [tokens, hidden_size]: the embeddings, then the normed output
@@ -61,6 +76,10 @@ struct Params {
 
 __host__ __device__ inline int qkv_rows(const Params& p) {
   return (p.heads + 2 * p.kv_heads) * kHeadDim;
+}
+// What a token has behind the activation: the width of the MLP, or of its experts together.
+__host__ __device__ inline int gated_size(const Params& p) {
+  return p.experts > 0 ? p.top_k * p.width : p.width;
 }
 
 }  // namespace radix::persistent_decoder

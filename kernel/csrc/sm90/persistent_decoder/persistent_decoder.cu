@@ -18,27 +18,36 @@ using sm90::LaunchShape;
 
 constexpr const char* kOp = "persistent_decoder";
 
-const bf16* weights_of(const rk_tensor* t) {
+const bf16* vector_of(const rk_tensor* t) {
   return t ? data_ptr<bf16>(*t) : nullptr;
 }
 const float* floats_of(const rk_tensor* t) {
   return t ? data_ptr<float>(*t) : nullptr;
 }
+Weight weight_of(const rk_tensor* t, const rk_tensor* scales) {
+  return {t ? data_ptr<char>(*t) : nullptr, floats_of(scales)};
+}
 
 // What follows from the decoder alone.
 Params shared_params(const rk_persistent_decoder& d) {
-  const rk_dense_layer& first = d.layers[0];
+  const rk_persistent_layer& first = d.layers[0];
   const rk_tensor& cache = *first.k_cache;
   Params p = {};
   p.num_layers = d.num_layers;
   p.hidden_size = static_cast<int>(d.final_norm->shape[0]);
   p.heads = d.heads;
   p.kv_heads = d.kv_heads;
-  p.width = static_cast<int>(first.down->shape[1]);
+  p.width = static_cast<int>(first.down->shape[first.down->ndim - 1]);
+  if (first.router) {
+    p.experts = static_cast<int>(first.router->shape[0]);
+    p.top_k = d.top_k;
+    p.renormalize = d.renormalize != 0;
+  }
+  p.scaled = first.qkv_scale != nullptr;
   p.eps = d.eps;
   p.qk_eps = d.qk_eps;
   p.score_scale = d.softmax_scale * sm90::kLog2e;
-  p.final_norm = weights_of(d.final_norm);
+  p.final_norm = vector_of(d.final_norm);
   p.cos_sin = floats_of(d.cos_sin_cache);
   p.max_position = d.cos_sin_cache->shape[0];
   while ((int64_t{1} << p.page_shift) < cache.shape[1]) p.page_shift++;
@@ -48,16 +57,20 @@ Params shared_params(const rk_persistent_decoder& d) {
 }
 
 bool is_served(const Params& p, const rk_tensor& cache) {
-  const auto is_k = [](int k) { return k >= kChunk && k % kUnit == 0; };
-  const int64_t rows = qkv_rows(p) > 2 * p.width ? qkv_rows(p) : 2 * p.width;
+  const int chunk = p.scaled ? kRowData : kRowData / 2, unit = p.scaled ? kBlock : kUnit;
+  const auto is_k = [&](int k) { return k >= chunk && k % unit == 0; };
+  const bool has_experts = p.experts == 0 || (p.experts % kStageRows == 0 && p.experts <= kMaxExperts &&
+                                              p.top_k <= kMaxTopK && p.width % unit == 0);
+  const int64_t gated_rows = 2 * gated_size(p), rows = qkv_rows(p) > gated_rows ? qkv_rows(p) : gated_rows;
   return p.hidden_size % 256 == 0 && p.hidden_size <= kMaxNormed && is_k(p.hidden_size) && is_k(p.heads * kHeadDim) &&
-         is_k(p.width) && p.heads / p.kv_heads <= kMaxGroup && (int64_t{1} << p.page_shift) == cache.shape[1] &&
-         cache.shape[0] * cache.shape[1] < int64_t{1} << 31 && rows / kStageRows * 1024 < int64_t{1} << 31;
+         is_k(gated_size(p)) && has_experts && p.heads / p.kv_heads <= kMaxGroup &&
+         (int64_t{1} << p.page_shift) == cache.shape[1] && cache.shape[0] * cache.shape[1] < int64_t{1} << 31 &&
+         rows / kStageRows * 1024 < int64_t{1} << 31;
 }
 
 // The workspace's parts, in words of 64 bits.
 struct WorkspaceMap {
-  int64_t layers, hidden, qkv, attended, gated, parts, control, words;
+  int64_t layers, hidden, qkv, attended, logits, gated, parts, control, words;
 
   explicit WorkspaceMap(const Params& p) {
     constexpr int64_t kAlignWords = 32;
@@ -72,7 +85,8 @@ struct WorkspaceMap {
     hidden = take(kMaxTokens * p.hidden_size / 2);
     qkv = take(kMaxTokens * qkv_rows(p) / 2);
     attended = take(kMaxTokens * p.heads * kHeadDim / 2);
-    gated = take(kMaxTokens * p.width / 2);
+    logits = take(kMaxTokens * p.experts);
+    gated = take(kMaxTokens * gated_size(p) / 2);
     parts = take(int64_t{kMaxTokens} * p.heads * kMaxSplits * kPartWords);
     words = at;
   }
@@ -102,10 +116,21 @@ PersistentDecoderNeeds persistent_decoder_needs(const rk_persistent_decoder& dec
 void prepare_persistent_decoder(const rk_persistent_decoder& decoder, rk_stream stream) {
   std::vector<Layer> layers;
   for (int i = 0; i < decoder.num_layers; i++) {
-    const rk_dense_layer& l = decoder.layers[i];
-    layers.push_back({weights_of(l.qkv), weights_of(l.o), weights_of(l.gate_up), weights_of(l.down),
-                      weights_of(l.qkv_bias), weights_of(l.input_norm), weights_of(l.post_norm), floats_of(l.q_norm),
-                      floats_of(l.k_norm), data_ptr<bf16>(*l.k_cache), data_ptr<bf16>(*l.v_cache)});
+    const rk_persistent_layer& l = decoder.layers[i];
+    Layer layer;
+    layer.qkv = weight_of(l.qkv, l.qkv_scale);
+    layer.o = weight_of(l.o, l.o_scale);
+    layer.router = weight_of(l.router, nullptr);
+    layer.gate_up = weight_of(l.gate_up, l.gate_up_scale);
+    layer.down = weight_of(l.down, l.down_scale);
+    layer.qkv_bias = vector_of(l.qkv_bias);
+    layer.input_norm = vector_of(l.input_norm);
+    layer.post_norm = vector_of(l.post_norm);
+    layer.q_norm = floats_of(l.q_norm);
+    layer.k_norm = floats_of(l.k_norm);
+    layer.k_cache = data_ptr<bf16>(*l.k_cache);
+    layer.v_cache = data_ptr<bf16>(*l.v_cache);
+    layers.push_back(layer);
   }
   const gpu::DeviceScope scope(decoder.final_norm->device);
   const auto queue = reinterpret_cast<cudaStream_t>(stream);
@@ -128,8 +153,13 @@ void persistent_decode(const rk_persistent_decoder_args& args, rk_stream stream)
   p.page_table = data_ptr<int32_t>(*args.page_table);
   p.page_table_step = args.page_table->strides[0];
   p.kv_lens = data_ptr<int32_t>(*args.kv_lens);
-  p.workspace = {words + map.hidden, words + map.qkv,   words + map.attended,
-                 words + map.gated,  words + map.parts, reinterpret_cast<uint32_t*>(words + map.control)};
+  p.workspace.hidden = words + map.hidden;
+  p.workspace.qkv = words + map.qkv;
+  p.workspace.attended = words + map.attended;
+  p.workspace.logits = words + map.logits;
+  p.workspace.gated = words + map.gated;
+  p.workspace.parts = words + map.parts;
+  p.workspace.control = reinterpret_cast<uint32_t*>(words + map.control);
   const rk_device device = args.hidden->device;
   LaunchShape shape;
   shape.grid = dim3(gpu::multiprocessors(device));

@@ -1,9 +1,12 @@
 // A product of a step: this block's rows of the weight, from the ring, times the tokens.
 //
 // First the block takes x into shared memory. The eight computing warps share k in units of kUnit elements: of each
-// chunk warp w takes units w and w + 8. Two row groups are the 16 rows of an mma, the tokens its 8 columns; 16
+// chunk warp w takes units w, w + 8 and so on. Two row groups are the 16 rows of an mma, the tokens its 8 columns; 16
 // contiguous bytes of a row are the operands of two mma steps, for x and the weight alike, since a sum may take its
 // products in any order. After kPairs pairs the warps' sums are added, in the order of the warps.
+//
+// Elements of E4M3 become bf16 in registers; a unit, which has one scale in each group, is summed up before it is
+// scaled.
 //
 // A normed input is multiplied by the norm's weight as it is taken; what the norm divides by, which is a factor of the
 // token's whole row of results, is applied to the sums. So nobody waits for the sum of squares.
@@ -21,10 +24,11 @@
 namespace radix::persistent_decoder {
 
 constexpr int kUnit = 64;
-constexpr int kUnits = kChunk / kUnit / kWarps;  // of a chunk, each warp
-static_assert(kUnits == 2 && kUnits * kWarps * kUnit == kChunk);
-constexpr int kPairs = 4;     // whose sums wait for each other
-constexpr int kSquares = 32;  // parts of a token's sum of squares, each of 256 elements
+constexpr int kUnits = kRowData / 2 / kUnit / kWarps;  // of a chunk of bf16, each warp
+static_assert(kUnits == 2 && kUnits * kWarps * kUnit * 2 == kRowData);
+constexpr int kCodeUnits = kRowData / kUnit / kWarps;  // of a chunk of E4M3
+constexpr int kPairs = 4;                              // whose sums wait for each other
+constexpr int kSquares = 32;                           // parts of a token's sum of squares, each of 256 elements
 constexpr int kMaxNormed = kSquares * 256;
 
 // What a product multiplies: [tokens, k] of bf16 in words. With a `norm` weight it is normed.
@@ -39,7 +43,8 @@ struct Input {
 enum class Finish {
   store,     // out = sum + bias, where there is one
   residual,  // out += sum, rounded once
-  gated      // out = silu(gate) * up
+  gated,     // out = silu(gate) * up, by the weight of the expert
+  floats     // out = sum, a float a word
 };
 struct Output {
   uint64_t* out;
@@ -47,6 +52,8 @@ struct Output {
   uint32_t flag;
   const bf16* bias;
   Finish finish;
+  const RoutingMemory* routing;  // where the columns are those of experts of `width`
+  int width;
 };
 
 struct ProductMemory {
@@ -138,22 +145,40 @@ class Consumer {
   __device__ explicit Consumer(const RingMemory& ring)
       : full_(sm90::shared_address(ring.full)),
         empty_(sm90::shared_address(ring.empty)),
-        rows_(sm90::shared_address(ring.stages) + threadIdx.x % 32 / 4 * kRowBytes + lane_place()),
+        stages_(sm90::shared_address(ring.stages)),
+        rows_(stages_ + threadIdx.x % 32 / 4 * kRowBytes + threadIdx.x % 4 * 16),
         at_(ring.count) {}
 
-  // What a lane reads of a unit lies so far from the begin of a row of the weight or of x.
-  __device__ static int lane_place() { return threadIdx.x / 32 * (kUnit * 2) + threadIdx.x % 4 * 16; }
-
-  // The sums of a pair's rows. x: the lane's place in its token's row, in shared memory.
+  // The sums of a pair's rows. x: the lane's token, in shared memory.
   __device__ void multiply(float (&sum)[4], const Product& product, int pair, uint32_t x) {
+    if (product.scales)
+      multiply_codes(sum, product, pair, x + warp() * (kUnit * 2) + threadIdx.x % 4 * 32);
+    else
+      multiply_bf16(sum, product, pair, x + warp() * (kUnit * 2) + threadIdx.x % 4 * 16);
+  }
+
+ private:
+  __device__ static int warp() { return threadIdx.x / 32; }
+  // In a pass of another token this lane's has none of the weights.
+  __device__ static bool is_other(const Product& product, int pass) {
+    return product.passes > 1 && static_cast<int>(threadIdx.x) % 32 / 4 != pass;
+  }
+
+  __device__ void multiply_bf16(float (&sum)[4], const Product& product, int pair, uint32_t x) {
     const bool both = product.groups_of(pair) == 2;
     float other[4] = {};  // two short chains of products instead of a long one
+    const int chunks = product.chunks();
 #pragma unroll 1
-    for (int chunk = 0; chunk < product.chunks(); chunk++) {
-      const int first = product.first_of(chunk), done = chunk * kChunk;
+    for (int i = 0, pass = 0, chunk = 0; i < product.passes * chunks; i++) {
+      const int first = product.first_of(chunk), repeated = chunk * product.chunk_size() - first;
       uint4 tokens[kUnits][2], w[2][kUnits][2];
       load(tokens, x + first * 2);
-      if (first < done) clear_repeated(tokens, done - first);
+      const bool other_token = is_other(product, pass);
+      if (repeated > 0 || other_token) clear_units(tokens, other_token ? kRowData : repeated);
+      if (++chunk == chunks) {
+        chunk = 0;
+        pass++;
+      }
       read(w[0]);
       if (both) {
         read(w[1]);
@@ -173,23 +198,80 @@ class Consumer {
     for (int i = 0; i < 4; i++) sum[i] += other[i];
   }
 
- private:
+  __device__ void multiply_codes(float (&sum)[4], const Product& product, int pair, uint32_t x) {
+    const bool both = product.groups_of(pair) == 2;
+    const int chunks = product.chunks();
+#pragma unroll 1
+    for (int i = 0, pass = 0, chunk = 0; i < product.passes * chunks; i++) {
+      const int first = product.first_of(chunk), repeated = chunk * product.chunk_size() - first;
+      const int cleared = is_other(product, pass) ? kRowData : repeated;
+      if (++chunk == chunks) {
+        chunk = 0;
+        pass++;
+      }
+      const int own = wait(), next = both ? wait() : own;  // a second group that is not there gives what nobody reads
+      const int stages[2] = {own * kStageBytes, next * kStageBytes};
+#pragma unroll 2
+      for (int u = 0; u < kCodeUnits; u++) {
+        const int unit = warp() + u * kWarps;
+        uint4 low = sm90::load_shared_uint4(x + first * 2 + u * (kWarps * kUnit * 2));
+        uint4 high = sm90::load_shared_uint4(x + first * 2 + u * (kWarps * kUnit * 2) + 16);
+        if (unit * kUnit < cleared) low = high = {};
+        add_unit(sum, stages, unit, low, high);
+      }
+      __syncwarp();
+      sm90::barrier_arrive_warp_at(empty_ + own * 8);
+      if (both) sm90::barrier_arrive_warp_at(empty_ + next * 8);
+    }
+  }
+  // x: 16 elements, as the lane has codes.
+  __device__ void add_unit(float (&sum)[4], const int (&stages)[2], int unit, const uint4& low, const uint4& high) {
+    const uint32_t x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    uint32_t codes[2][4];
+    float scale[2], part[4] = {};
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const uint4 c = sm90::load_shared_uint4(rows_ + stages[j] + unit * kUnit);
+      scale[j] = sm90::load_shared_float(stages_ + stages[j] + kScalesPlace + unit / (kBlock / kUnit) * 4);
+      codes[j][0] = c.x;
+      codes[j][1] = c.y;
+      codes[j][2] = c.z;
+      codes[j][3] = c.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {  // even elements, then odd ones
+      const uint32_t w[4] = {sm90::widen_odd_e4m3<bf16>(codes[0][i] << 8), sm90::widen_odd_e4m3<bf16>(codes[1][i] << 8),
+                             sm90::widen_odd_e4m3<bf16>(codes[0][i]), sm90::widen_odd_e4m3<bf16>(codes[1][i])};
+      sm90::mma<bf16>(part, w, __byte_perm(x[2 * i], x[2 * i + 1], 0x5410),
+                      __byte_perm(x[2 * i], x[2 * i + 1], 0x7632));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum[i] += scale[i / 2] * part[i];
+  }
+  // The next stage's index, once it is there; the caller frees it.
+  __device__ int wait() {
+    sm90::barrier_wait_at(full_ + at_.index * 8, at_.parity);
+    const int index = at_.index;
+    at_.next();
+    return index;
+  }
+
   __device__ static void load(uint4 (&to)[kUnits][2], uint32_t row) {
 #pragma unroll
     for (int u = 0; u < kUnits; u++)
 #pragma unroll
       for (int h = 0; h < 2; h++) to[u][h] = sm90::load_shared_uint4(row + u * (kWarps * kUnit * 2) + h * kUnit);
   }
-  // Elements before `count` of a chunk were in the one before it.
-  __device__ static void clear_repeated(uint4 (&tokens)[kUnits][2], int count) {
+  // Elements before `count` of a chunk: those that were in the one before it.
+  __device__ static void clear_units(uint4 (&tokens)[kUnits][2], int count) {
 #pragma unroll
     for (int u = 0; u < kUnits; u++)
-      if ((static_cast<int>(threadIdx.x) / 32 + u * kWarps) * kUnit < count) tokens[u][0] = tokens[u][1] = {};
+      if ((warp() + u * kWarps) * kUnit < count) tokens[u][0] = tokens[u][1] = {};
   }
   // This warp's part of the next stage, which it then frees.
   __device__ void read(uint4 (&w)[kUnits][2]) {
     sm90::barrier_wait_at(full_ + at_.index * 8, at_.parity);
-    load(w, rows_ + at_.index * kStageBytes);
+    load(w, rows_ + at_.index * kStageBytes + warp() * (kUnit * 2));
     __syncwarp();
     sm90::barrier_arrive_warp_at(empty_ + at_.index * 8);
     at_.next();
@@ -199,7 +281,7 @@ class Consumer {
     sm90::mma<bf16>(sum, {first.z, second.z, first.w, second.w}, x.z, x.w);
   }
 
-  const uint32_t full_, empty_, rows_;
+  const uint32_t full_, empty_, stages_, rows_;
   RingPlace at_;
 };
 
@@ -217,6 +299,7 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
     value[1][1] += part.w;
   }
   const bool gated = output.finish == Finish::gated;
+  const int place = output.routing ? column / output.width : 0;  // of the expert among the token's
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     const int token = 2 * t + j;
@@ -225,11 +308,14 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
       value[1][j] *= scale[token];
     }
     if (gated) value[0][j] = __fdividef(value[0][j], 1.f + __expf(-value[0][j])) * value[1][j];
+    if (output.routing) value[0][j] *= output.routing->weights[token][place];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       float low = value[i][j], high = __shfl_down_sync(0xffffffffu, low, 4);  // the column beside it
-      if (g % 2 || token >= tokens || i >= (gated ? 1 : groups)) continue;
+      if (token >= tokens || i >= (gated ? 1 : groups)) continue;
       const int at = column + i * kStageRows + g;
+      if (output.finish == Finish::floats) put_float(output.out + token * output.columns + at, low, output.flag);
+      if (g % 2 || output.finish == Finish::floats) continue;
       uint64_t* word = output.out + (token * output.columns + at) / 2;
       uint32_t early = 0;
       if (output.finish == Finish::residual) early = __ldcg(reinterpret_cast<const uint32_t*>(word));
@@ -242,14 +328,13 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
 // turn: which of the sums was written last. x: room for the input.
 __device__ inline void run_product(const Product& product, const Input& input, const Output& output, Consumer& ring,
                                    ProductMemory& shared, char* x, int& turn, const Params& p) {
-  if (product.begin == product.end) return;
+  if (product.empty()) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   take_input(input, p.tokens, x, shared);
   compute_sync();
   if (input.norm && warp < p.tokens) find_scale(shared, product.k, p.eps);
   // A column without a token gives results that nobody reads.
-  const uint32_t row =
-      sm90::shared_address(x) + min(lane / 4, p.tokens - 1) * token_step(product.k) + Consumer::lane_place();
+  const uint32_t row = sm90::shared_address(x) + min(lane / 4, p.tokens - 1) * token_step(product.k);
 #pragma unroll 1
   for (int first = 0; first < product.pairs(); first += kPairs) {
     const int pairs = min(product.pairs() - first, kPairs);

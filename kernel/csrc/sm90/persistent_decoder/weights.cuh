@@ -1,13 +1,20 @@
-// The weights of a step, streamed through shared memory by one warp that runs ahead of the others: it waits for room in
-// the ring alone, never for the grid. So the memory stays busy while blocks wait for each other.
+// The weights of a step, streamed through shared memory by a few warps that run ahead of the others: they wait for room
+// in the ring alone, never for the grid. So the memory stays busy while blocks wait for each other.
 //
-//   stage: kStageRows rows of a weight, kChunk elements of k each, one bulk copy a row. A row begins 64 bytes further
-//   than a multiple of 128, so that the eight lanes that read 16 bytes of two rows at a time meet in no bank.
+//   stage: kStageRows rows of a weight, a chunk of k of kRowData bytes each, one bulk copy a row. A row begins 64 bytes
+//   further than a multiple of 128, so that the eight lanes that read 16 bytes of two rows at a time meet in no bank.
+//   Behind the rows: the scales of E4M3's, one for each kBlock elements of k.
 //
-// Producer and consumers walk the same order: products of a layer, pairs of row groups, chunks of k, groups of a pair.
-// Where the last chunk is a short one, it begins earlier: what it repeats is multiplied by zeros.
+// Producer and consumers walk the same order: products of a layer, pairs of row groups, passes, chunks of k, groups of
+// a pair. Where the last chunk is a short one, it begins earlier: what it repeats is multiplied by zeros.
+//
+// A mixture's gate_up and down are products with the experts that a token has chosen, one behind the other: along the
+// rows of gate_up, and along k of down, so that down adds them up. Each token has a pass with the rows of its own
+// experts. The warps that stream wait for their numbers once a layer; meanwhile they have the next layer's first
+// weights brought into L2.
 #pragma once
 
+#include "sm90/common/cp_async.cuh"
 #include "sm90/common/mbarrier.cuh"
 #include "sm90/common/tma.cuh"
 #include "sm90/persistent_decoder/exchange.cuh"
@@ -16,28 +23,45 @@
 namespace radix::persistent_decoder {
 
 constexpr int kStageRows = 8;
-constexpr int kChunk = 1024;  // elements of k
-constexpr int kRowBytes = kChunk * 2 + 64;
-constexpr int kStageBytes = kStageRows * kRowBytes;
+constexpr int kRowData = 2048;  // bytes
+constexpr int kRowBytes = kRowData + 64;
+constexpr int kStageScales = kRowData / kBlock;
+constexpr int kScalesPlace = kStageRows * kRowBytes;
+constexpr int kStageBytes = kScalesPlace + kStageScales * static_cast<int>(sizeof(float));
 constexpr int kMinStages = 4;
+constexpr int kFeedWarps = 4;  // that stream, each some rows of a stage
+constexpr int kFeedRows = kStageRows / kFeedWarps;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) {
   return (a + b - 1) / b;
 }
 
+// What is multiplied: one weight, or those of the experts of each token, which lie behind each other so.
+enum class Along { one, rows, k };
+
 // out[token, row] = x[token, :] * weight[row, :], of which this block makes the rows of its groups. Paired: group i
 // stands for group i of the gate and the same of up, `pair_rows` further.
 struct Product {
-  const bf16* weight;
+  const char* weight;
+  const float* scales;
   int k, pair_rows;
-  int begin, end;  // groups of this block
+  Along along;
+  int passes, width;  // tokens that have weights of their own; the width of an expert
+  int begin, end;     // groups of this block
 
-  __device__ Product(const bf16* w, int rows, int k_, bool paired)
-      : weight(w), k(k_), pair_rows(paired ? rows / 2 : 0) {
+  __device__ Product(const Params& p, const Weight& w, int rows, int k_, bool paired, Along way)
+      : weight(static_cast<const char*>(w.data)),
+        scales(w.scales),
+        k(k_),
+        pair_rows(paired ? rows / 2 : 0),
+        along(p.experts > 0 ? way : Along::one),
+        passes(along == Along::one ? 1 : p.tokens),
+        width(p.width) {
     const unsigned groups = static_cast<unsigned>(paired ? rows / 2 : rows) / kStageRows;
     begin = static_cast<int>(groups * blockIdx.x / gridDim.x);  // host: the product fits 32 bits
     end = static_cast<int>(groups * (blockIdx.x + 1) / gridDim.x);
   }
+  __device__ bool empty() const { return begin == end; }
   __device__ bool paired() const { return pair_rows > 0; }
   // Pairs of groups: two neighbours, or a gate's and its up's.
   __device__ int pairs() const { return paired() ? end - begin : ceil_div(end - begin, 2); }
@@ -46,19 +70,50 @@ struct Product {
   __device__ int row(int pair, int i) const {
     return paired() ? (begin + pair) * kStageRows + i * pair_rows : (begin + 2 * pair + i) * kStageRows;
   }
-  __device__ int chunks() const { return ceil_div(k, kChunk); }
-  __device__ int first_of(int chunk) const { return min(chunk * kChunk, k - kChunk); }
+  __device__ int element_bytes() const { return scales ? 1 : 2; }
+  __device__ int chunk_size() const { return scales ? kRowData : kRowData / 2; }
+  __device__ int chunks() const { return ceil_div(k, chunk_size()); }
+  __device__ int first_of(int chunk) const { return min(chunk * chunk_size(), k - chunk_size()); }
+
+  // The same in the weights that a token multiplies by. experts: its own.
+  __device__ int row_of(const int* experts, int pair, int i) const {
+    const int own = row(pair, i);
+    if (along != Along::rows) return own;
+    const int gate = row(pair, 0), place = gate / width;
+    return (experts[place] * 2 + i) * width + gate - place * width;
+  }
 };
 
-constexpr int kProducts = 4;  // of a layer
+// Of a layer, in turn; a dense one has no router.
+enum ProductKind { kQkv, kO, kRouter, kGateUp, kDown };
+
+__device__ inline int product_after(const Params& p, int which) {
+  if (which == kO && p.experts == 0) return kGateUp;
+  return which == kDown ? kQkv : which + 1;
+}
 
 __device__ inline Product product_of(const Params& p, const Layer& layer, int which) {
   switch (which) {
-    case 0: return {layer.qkv, qkv_rows(p), p.hidden_size, false};
-    case 1: return {layer.o, p.hidden_size, p.heads * kHeadDim, false};
-    case 2: return {layer.gate_up, 2 * p.width, p.hidden_size, true};
-    default: return {layer.down, p.hidden_size, p.width, false};
+    case kQkv: return {p, layer.qkv, qkv_rows(p), p.hidden_size, false, Along::one};
+    case kO: return {p, layer.o, p.hidden_size, p.heads * kHeadDim, false, Along::one};
+    case kRouter: return {p, layer.router, p.experts, p.hidden_size, false, Along::one};
+    case kGateUp: return {p, layer.gate_up, 2 * gated_size(p), p.hidden_size, true, Along::rows};
+    default: return {p, layer.down, p.hidden_size, gated_size(p), false, Along::k};
   }
+}
+
+// The experts of the tokens at the layer at hand, the best first, as each block that multiplies with them finds out.
+struct RoutingMemory {
+  uint64_t found;  // a barrier: a phase a layer
+  int experts[kMaxTokens][kMaxTopK];
+  float weights[kMaxTokens][kMaxTopK];
+  alignas(16) uint32_t keys[1];  // [tokens][experts]: the logits in an order of integers
+};
+
+// Whether this block has a part in what the experts do, and so in no layer or in all.
+__device__ inline bool has_experts(const Params& p) {
+  const Layer& layer = p.layers[0];
+  return p.experts > 0 && !(product_of(p, layer, kGateUp).empty() && product_of(p, layer, kDown).empty());
 }
 
 // Where the next stage lies, in turn.
@@ -92,7 +147,7 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
 // What the layer ahead reads beside its weights: small, and else a miss on everybody's way.
 __device__ inline void prefetch_vectors(const Params& p, const Layer& layer) {
   const auto fetch = [](const void* from, int bytes) {
-    if (!from) return;
+    if (!from || threadIdx.x / 32 != kWarps) return;
 #pragma unroll 1
     for (int i = threadIdx.x % 32 * 128; i < bytes; i += 32 * 128)
       sm90::prefetch_l2(static_cast<const char*>(from) + i);
@@ -104,35 +159,94 @@ __device__ inline void prefetch_vectors(const Params& p, const Layer& layer) {
   fetch(layer.k_norm, kHeadDim * 4);
 }
 
-// The whole step of the feeding warp.
-__device__ inline void stream_weights(const Params& p, const RingMemory& ring) {
-  const int lane = threadIdx.x % 32;
+// The block's rows of a product that comes later, into L2.
+__device__ inline void prefetch_rows(const Product& product) {
+  const int row_bytes = product.k * product.element_bytes();
+  const char* from = product.weight + int64_t{product.begin} * kStageRows * row_bytes;
+  const int bytes = (product.end - product.begin) * kStageRows * row_bytes;
+#pragma unroll 1
+  for (int i = (threadIdx.x - kComputeThreads) * kRowData; i < bytes; i += kFeedWarps * 32 * kRowData)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + i), "r"(min(bytes - i, kRowData))
+                 : "memory");
+}
+
+// The whole step of a feeding warp.
+__device__ inline void stream_weights(const Params& p, const RingMemory& ring, RoutingMemory& routing) {
+  const int lane = threadIdx.x % 32, stage_row = (threadIdx.x / 32 - kWarps) * kFeedRows + lane;
   RingPlace at(ring.count);
-  const auto feed = [&](const bf16* from, int row_step) {
-    uint64_t* full = ring.full + at.index;
+  const auto open = [&] {
     sm90::barrier_wait(ring.empty + at.index, at.parity ^ 1);
-    if (lane == 0) sm90::barrier_arrive_expect(full, kChunk * 2 * kStageRows);
+    if (lane == 0) sm90::barrier_arrive_expect(ring.full + at.index, kRowData * kFeedRows);
     __syncwarp();
-    if (lane < kStageRows)
-      bulk_copy(ring.stages + at.index * kStageBytes + lane * kRowBytes, from + int64_t{lane} * row_step, kChunk * 2,
-                full);
-    at.next();
   };
+  // Of rows from `row` on, which are `length` bytes long, `count` bytes from `first` on, a row a lane, to byte `to` of
+  // the stage's.
+  const auto copy = [&](const Product& product, int row, int length, int first, int to, int count) {
+    if (lane < kFeedRows)
+      bulk_copy(ring.stages + at.index * kStageBytes + stage_row * kRowBytes + to,
+                product.weight + (int64_t{row} + stage_row) * length + first, count, ring.full + at.index);
+  };
+  // What an expert has of a chunk of down is a piece of its own. first: an element.
+  const auto copy_along_k = [&](const Product& product, const int* experts, int row, int first) {
+    const int length = product.width * product.element_bytes();
+    int place = first / product.width, local = (first - place * product.width) * product.element_bytes();
+#pragma unroll 1
+    for (int done = 0; done < kRowData; place++) {
+      const int count = min(length - local, kRowData - done);
+      copy(product, experts[place] * p.hidden_size + row, length, local, done, count);
+      done += count;
+      local = 0;
+    }
+  };
+  // A scale a lane.
+  const auto copy_scales = [&](const Product& product, const int* experts, int row, int first) {
+    if (threadIdx.x / 32 != kWarps || lane >= kStageScales) return;
+    if (product.scales) {
+      int at_k = first + lane * kBlock, length = product.k;
+      if (product.along == Along::k) {
+        length = product.width;
+        const int place = at_k / length;
+        at_k -= place * length;
+        row += experts[place] * p.hidden_size;
+      }
+      float* to = reinterpret_cast<float*>(ring.stages + at.index * kStageBytes + kScalesPlace) + lane;
+      sm90::cp_async_4(to, product.scales + row / kBlock * (length / kBlock) + at_k / kBlock);
+    }
+    sm90::cp_async_mbarrier_arrive(ring.full + at.index);
+  };
+  const bool waits = has_experts(p);
 #pragma unroll 1
   for (int l = 0; l < p.num_layers; l++) {
     const Layer& layer = p.layers[l];
-    if (blockIdx.x == l % gridDim.x && l + 1 < p.num_layers) prefetch_vectors(p, p.layers[l + 1]);
-#pragma unroll 1
-    for (int which = 0; which < kProducts; which++) {
+    const bool is_last = l + 1 == p.num_layers;
+    if (blockIdx.x == l % gridDim.x && !is_last) prefetch_vectors(p, p.layers[l + 1]);
+    int which = kQkv;
+    do {
       const Product product = product_of(p, layer, which);
+      if (waits && which == kGateUp) {
+        if (!is_last) prefetch_rows(product_of(p, p.layers[l + 1], kQkv));
+        sm90::barrier_wait(&routing.found, l % 2);
+      }
 #pragma unroll 1
       for (int pair = 0; pair < product.pairs(); pair++)
 #pragma unroll 1
-        for (int chunk = 0; chunk < product.chunks(); chunk++)
+        for (int pass = 0; pass < product.passes; pass++)
 #pragma unroll 1
-          for (int i = 0; i < product.groups_of(pair); i++)
-            feed(product.weight + int64_t{product.row(pair, i)} * product.k + product.first_of(chunk), product.k);
-    }
+          for (int chunk = 0; chunk < product.chunks(); chunk++)
+#pragma unroll 1
+            for (int i = 0; i < product.groups_of(pair); i++) {
+              const int* experts = routing.experts[pass];
+              const int row = product.row_of(experts, pair, i), first = product.first_of(chunk);
+              open();
+              if (product.along == Along::k)
+                copy_along_k(product, experts, row, first);
+              else
+                copy(product, row, product.k * product.element_bytes(), first * product.element_bytes(), 0, kRowData);
+              if (p.scaled) copy_scales(product, experts, row, first);
+              at.next();
+            }
+      which = product_after(p, which);
+    } while (which != kQkv);
   }
 }
 
