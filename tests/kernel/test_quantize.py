@@ -64,6 +64,46 @@ def test_per_token(dtype, shape, group, rng):
     check(x.double(), q, scales, group)
 
 
+# Around the borders of the GPU's kernels of whole rows, and more rows than its kernel of few holds
+# at once: of 8 multiprocessors (the executor's) and of 132.
+ROWS = [
+    (torch.bfloat16, (3, 16384)),
+    (torch.bfloat16, (3, 16400)),
+    (torch.float32, (3, 8208)),
+    (torch.float16, (2, 65536)),
+    (torch.float32, (2, 32784)),
+    (torch.bfloat16, (35, 4112)),
+    (torch.float16, (2111, 1040)),
+    (torch.float32, (1101, 1040)),
+    (torch.bfloat16, (161, 14336)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), ROWS, ids=str)
+def test_whole_rows_of_every_size(dtype, shape, rng):
+    x = spread(shape, dtype, rng, gap=16)
+    q, scales = rk.per_token_quant_fp8(x, out=fp8_like(x))
+    check(x.double(), q, scales, None)
+    gate = x.double()[:, : shape[1] // 32 * 16]
+    up = x.double()[:, shape[1] // 32 * 16 :][:, : gate.shape[1]]
+    both = x[:, : 2 * gate.shape[1]]
+    q, scales = rk.silu_and_mul_quant_fp8(both, None, out=fp8_like(both, gate.shape[1]))
+    check(gate / (1 + torch.exp(-gate)) * up, q, scales, None)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("group", [None, 128])
+@pytest.mark.parametrize("shape", [(533, 4096), (149, 8192), (19, 16384)], ids=str)
+def test_many_norms(shape, group, add, rng):
+    x = spread(shape, torch.bfloat16, rng)
+    w = spread(shape[-1:], torch.bfloat16, rng)
+    residual = spread(shape, torch.bfloat16, rng) if add else None
+    wide = (x.float() + residual.float() if add else x).double()
+    q, scales = rk.rmsnorm_quant_fp8(x, w, 1e-5, group, residual=residual, out=fp8_like(x))
+    values = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * w.double()
+    check(values, q, scales, group)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("group", [None, 64, 128])
 def test_column_major_scales(dtype, group, rng):

@@ -12,6 +12,32 @@ from tests.kernel.helpers import FLOATS, ROUNDED_ONCE, spread
 
 SHAPES = [(0, 128), (1, 16), (3, 272), (2, 5, 384), (33, 1024), (3, 4112), (2, 16512), (2, 8320)]
 POISON = -128  # no code is
+# Around every border of the GPU's kernels: whole warps of two packs of 16 bytes a thread, the most
+# of those, the most packs that a row may have in registers at all.
+BORDERS = [
+    (torch.bfloat16, (4, 512)),
+    (torch.bfloat16, (4, 528)),
+    (torch.float16, (4, 1024)),
+    (torch.float16, (4, 1040)),
+    (torch.bfloat16, (4, 16384)),
+    (torch.bfloat16, (4, 16400)),
+    (torch.float32, (4, 8192)),
+    (torch.float32, (4, 8208)),
+    (torch.float16, (4, 65536)),
+    (torch.float16, (4, 65552)),
+    (torch.float32, (4, 32768)),
+    (torch.float32, (4, 32784)),
+]
+# More rows than a GPU holds at once in the kernel of few: of 8 multiprocessors (the executor's)
+# and of 132.
+MANY = [
+    (torch.bfloat16, (35, 4112)),
+    (torch.float16, (2111, 1040)),
+    (torch.float32, (1101, 1040)),
+    (torch.bfloat16, (2111, 1024)),
+    (torch.bfloat16, (161, 14336)),
+    (torch.bfloat16, (271, 8192)),
+]
 
 
 def room(x: torch.Tensor, width: int | None = None) -> torch.Tensor:
@@ -58,6 +84,96 @@ def test_per_token(dtype, shape, rng):
     near(x.double(), q, s, 1e-6)
     q, s = rk.per_token_quant_int8(x)
     assert torch.equal(q, codes.view(shape)) and s.shape == (*shape[:-1], 1)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [*BORDERS, *MANY], ids=str)
+def test_per_token_of_every_size(dtype, shape, rng):
+    x = spread(shape, dtype, rng, gap=16)
+    x[-1, -1] = math.inf
+    x[0, 0] = 1.5 * x[0].abs().max()  # the row's scale, at one end and the other
+    x[1, -1] = -1.5 * x[1].abs().max()
+    out = room(x)
+    scales = torch.full((shape[0], 3), POISON, dtype=torch.float32)
+    rk.per_token_quant_int8(x, out=out, scales=scales[:, 1:2])
+    assert gaps_are_whole(out) and scales[:, ::2].eq(POISON).all()
+    codes, expected = rk.reference.quantize_rows(x, 0)
+    assert torch.equal(out, codes)
+    assert torch.equal(scales[:, 1].nan_to_num(nan=-1.0), expected.flatten().nan_to_num(nan=-1.0))
+    assert scales[-1, 1].isnan() and not out[-1].any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        *MANY,
+        (torch.bfloat16, (3, 32768)),
+        (torch.bfloat16, (3, 32784)),
+        (torch.float32, (3, 16384)),
+        (torch.float32, (3, 16400)),
+        (torch.float16, (37, 2064)),
+    ],
+    ids=str,
+)
+def test_silu_and_mul_of_every_size(dtype, shape, rng):
+    rows, width = shape
+    x = spread((rows, 2 * width), dtype, rng, gap=16)
+    gate, up = x.double().chunk(2, dim=-1)
+    out = room(x, width)
+    q, s = rk.silu_and_mul_quant_int8(x, out=out)
+    assert gaps_are_whole(out)
+    near(gate / (1 + torch.exp(-gate)) * up, q, s, 4e-6)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        *MANY,
+        (torch.bfloat16, (3, 4096)),
+        (torch.float16, (533, 4096)),
+        (torch.bfloat16, (19, 16384)),
+        (torch.float32, (149, 8192)),
+    ],
+    ids=str,
+)
+def test_rmsnorm_of_every_size(dtype, shape, add, rng):
+    x = spread(shape, dtype, rng, gap=16)
+    w = spread(shape[-1:], dtype, rng)
+    residual = spread(shape, dtype, rng, gap=16) if add else None
+    total = x.float() + residual.float() if add else x
+    out = room(x)
+    scales = torch.full((shape[0], 1), math.nan)
+    rk.rmsnorm_quant_int8(x, w, 1e-5, residual=residual, out=out, scales=scales)
+    assert gaps_are_whole(out)
+    if add:
+        assert torch.equal(residual, total.to(dtype))
+    wide = total.double()
+    values = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * w.double()
+    near(values, out, scales, 4e-6)
+
+
+@pytest.mark.parametrize("uneven", ["input", "out", "scales"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_of_uneven_steps(dtype, uneven, rng):
+    """Rows that no single step leads through, of one tensor at a time."""
+    whole = spread((5, 4, 1040), dtype, rng)
+    x = whole[:, :3] if uneven == "input" else whole[:, :3].contiguous()
+    buffer = torch.full((5, 4, 1040), POISON, dtype=torch.int8)
+    out = buffer[:, :3] if uneven == "out" else torch.full((5, 3, 1040), POISON, dtype=torch.int8)
+    room_for_scales = torch.full((5, 4, 1), math.nan)
+    scales = room_for_scales[:, :3] if uneven == "scales" else torch.full((5, 3, 1), math.nan)
+    rk.per_token_quant_int8(x, out=out, scales=scales)
+    codes, expected = rk.reference.quantize_rows(x.reshape(-1, 1040), 0)
+    assert torch.equal(out.reshape(-1, 1040), codes)
+    assert torch.equal(scales.flatten(), expected.flatten())
+    w = spread((1040,), dtype, rng)
+    residual = spread((5, 4, 1040), dtype, rng)[:, :3]
+    total = (x.float() + residual.float()).double()
+    values = total / torch.sqrt(total.square().mean(-1, keepdim=True) + 1e-5) * w.double()
+    rk.rmsnorm_quant_int8(x, w, 1e-5, residual=residual, out=out, scales=scales)
+    assert torch.equal(residual, total.to(dtype))
+    near(values, out, scales, 4e-6)
+    assert buffer[:, 3].eq(POISON).all() and room_for_scales[:, 3].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -1,5 +1,5 @@
 // Quantization to FP8 on the GPU. Bound by bytes: one read and half a write an element. A block keeps its row in
-// registers; longer rows are read a second time, from L1 or L2.
+// registers (quantized_rows.h).
 #include "api/quantize.h"
 #include "gpu/quantize/quantized_norms.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 // A group belongs to kLanes neighbouring lanes, a pack each.
 template <int kLanes, class F, class Source>
-__global__ void __launch_bounds__(kThreads) group_kernel(Source source, Result result) {
+__global__ void __launch_bounds__(kThreads) group_kernel(Source source, Result<> result) {
   constexpr int N = Source::N;
   wait_for_previous();
   const int64_t groups = result.width / (kLanes * N), total = result.out.count * groups;
@@ -19,44 +19,44 @@ __global__ void __launch_bounds__(kThreads) group_kernel(Source source, Result r
        first += int64_t{gridDim.x} * (kThreads / kLanes)) {
     const int64_t item = first + threadIdx.x / kLanes;
     const bool inside = item < total;
-    const int64_t row = inside ? quotient(item, groups) : 0, group = inside ? remainder(item, groups) : 0;
+    const int64_t row = inside ? quotient(item, groups) : 0, group = inside ? item - row * groups : 0;
     const int64_t column = (group * kLanes + lane) * N;
     float v[N] = {};
-    if (inside) source.load(row, column, v);
+    if (inside) read_values(source, row, column, v);
     const Scale<F> scale = scale_of<F>(largest_of_group<F>(v, kLanes));
     if (!inside) continue;
     store_quantized<F>(result.out.at<uint8_t>(row) + column, v, scale);
-    if (lane == 0) *result.scales.at(row, group) = scale.value;
+    if (lane == 0) *result.scales.at(row, group) = scale.value();
   }
 }
 
 // The scale so far: one of a float's bits order as the float does, for numbers of one sign.
 template <class F, class Source>
-__global__ void __launch_bounds__(kThreads) largest_kernel(Source source, Result result, unsigned* scale) {
+__global__ void __launch_bounds__(kThreads) largest_kernel(Source source, Result<> result, unsigned* scale) {
   constexpr int N = Source::N;
   wait_for_previous();
   const int64_t packs = result.width / N, total = result.out.count * packs;
   float v[N], largest = 0;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
-    source.load(quotient(i, packs), remainder(i, packs) * N, v);
-    largest = fmaxf(largest, largest_of<F>(v));
+    read_values(source, quotient(i, packs), remainder(i, packs) * N, v);
+    largest = largest_of<F>(v, largest);
   }
   largest = block_reduce<kThreads>(largest, Max());
-  if (threadIdx.x == 0) atomicMax(scale, __float_as_uint(scale_of<F>(largest).value));
+  if (threadIdx.x == 0) atomicMax(scale, __float_as_uint(scale_of<F>(largest).value()));
 }
 __global__ void zero_kernel(unsigned* scale) {
   wait_for_previous();
   *scale = 0;
 }
 template <class F, class Source>
-__global__ void __launch_bounds__(kThreads) tensor_kernel(Source source, Result result, const float* scale) {
+__global__ void __launch_bounds__(kThreads) tensor_kernel(Source source, Result<> result, const float* scale) {
   constexpr int N = Source::N;
   wait_for_previous();
   const int64_t packs = result.width / N, total = result.out.count * packs;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
     const int64_t row = quotient(i, packs), column = remainder(i, packs) * N;
     float v[N];
-    source.load(row, column, v);
+    read_values(source, row, column, v);
     store_quantized<F>(result.out.at<uint8_t>(row) + column, v, Scale<F>{*scale});
   }
 }
@@ -71,7 +71,7 @@ void dispatch(const char* op, const rk_tensor& input, const rk_tensor& out, cons
 }
 
 template <class Source>
-void quantize_groups(const rk_per_token_quant_fp8_args& args, const Source& source, const Result& result,
+void quantize_groups(const rk_per_token_quant_fp8_args& args, const Source& source, const Result<>& result,
                      rk_stream stream) {
   constexpr int kLanes = 128 / Source::N;
   const auto kernel = args.group_size == 128 ? group_kernel<kLanes, F, Source> : group_kernel<kLanes / 2, F, Source>;
@@ -91,7 +91,7 @@ void per_token_quant_fp8(const rk_per_token_quant_fp8_args& args, rk_stream stre
   const char* op = "per_token_quant_fp8";
   dispatch(op, *args.input, *args.out, [&](auto t) {
     using T = typename decltype(t)::type;
-    const Result result = result_of(*args.out, *args.scales);
+    const Result<> result = result_of(*args.out, *args.scales);
     with_source<T>(*args.input, *args.out, args.gated != 0, [&](const auto& source) {
       if (args.group_size == 0) {
         quantize_rows<F>(op, args.input->device, stream, source, result);
@@ -109,7 +109,7 @@ void per_tensor_quant_fp8(const rk_per_tensor_quant_fp8_args& args, rk_stream st
     using T = typename decltype(t)::type;
     const Plain<T> source{DeviceRows(Rows(*args.input))};
     const rk_tensor& out = *args.out;
-    const Result result = {Rows(out), {Rows(out), 0}, out.shape[out.ndim - 1]};
+    const Result<> result = {Rows(out), {Rows(out), 0}, out.shape[out.ndim - 1]};
     const unsigned blocks = blocks_for(result.out.count * (result.width / Plain<T>::N), kThreads, 132 * 16);
     if (!args.is_static) {
       unsigned* bits = data_ptr<unsigned>(*args.scale);
