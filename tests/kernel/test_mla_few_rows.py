@@ -1,9 +1,8 @@
 """MLA decode of few rows: each row's length decides, on the device, how many blocks share it.
 
-On Hopper up to 64 rows of up to 16 query rows have a kernel of their own, in which a cluster of
-blocks has a row: of eight up to 16 rows, of four up to 32, else of two. Where clusters are left
-over, several share a row of more than 320 tokens for each block. Of up to 8 rows with up to 32
-query rows each, two clusters have a row."""
+On Hopper up to 8 rows of up to 16 query rows have a kernel of their own, in which a cluster of
+eight blocks has a row. Where clusters are left over, several share a row of more than 320 tokens
+for each block. Of up to 4 rows with up to 32 query rows each, two clusters have a row."""
 
 from __future__ import annotations
 
@@ -64,6 +63,9 @@ def test_one_row(kv_len, dtype, rng, request):
     "lengths",
     [
         (CUT, CUT),
+        (8192, *[100] * 7),
+        (*[100] * 7, 8192),
+        (*[CUT + 64] * 8,),
         (8192, *[100] * 15),
         (*[100] * 15, 8192),
         (*[CUT + 64] * 16,),
@@ -85,7 +87,7 @@ def test_long_rows_among_short_ones(lengths, rng, request):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("batch", [1, 3, 8, 9])
+@pytest.mark.parametrize("batch", [1, 3, 4, 5, 9])
 @pytest.mark.parametrize(("heads", "queries"), [(17, 1), (20, 1), (32, 1), (16, 2), (5, 6)])
 def test_two_blocks_of_query_rows(heads, queries, batch, dtype, rng, request):
     """Rows of fewer queries than the hint says, too, and one that several clusters share."""

@@ -73,7 +73,7 @@ __device__ inline Quad join(int count, const Load& load) {
 template <int kCluster>
 struct Config {
   static constexpr int kOwn = kDimBlocks / kCluster;
-  static constexpr int kRowsOfLane = (kCluster == 2 ? 64 : 32) / 32;  // rows of the batch that a lane looks after
+  static constexpr int kRowsOfLane = 1;  // rows of the batch that a lane looks after
   // What a block leaves in the workspace.
   struct Partial {
     float4 o[kOwn][kConsumers];

@@ -68,15 +68,6 @@ int64_t workspace_size(const Shape& s, bool any_split, bool fp8) {
   return int64_t{kMaxBlocks} * nodes_of_block(levels_of(s, kChunkLog2)) * split_fixed_node_bytes(tile_rows(s));
 }
 
-template <class T>
-void run_clusters(const WgmmaArgs& a, rk_stream stream) {
-  switch (cluster_of(a.p)) {
-    case 8: return cluster_h16::launch<T, 8>(a, stream);
-    case 4: return cluster_h16::launch<T, 4>(a, stream);
-    default: return cluster_h16::launch<T, 2>(a, stream);
-  }
-}
-
 void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
   WgmmaArgs a;
   static_cast<Args&>(a) = args;
@@ -84,7 +75,8 @@ void run_any_split(const Args& args, Kernel kernel, rk_stream stream) {
   const bool fp8 = p.kv_dtype == DType::u8, bf = p.dtype == DType::bf16;
   a.box_tokens = std::min(64, p.page_size & -p.page_size);
   if (a.box_tokens < 8 || p.kv_pages == 0 || fp8) a.box_tokens = 0;  // a map of nothing does not exist
-  if (kernel == Kernel::kClusterH16) return bf ? run_clusters<bf16>(a, stream) : run_clusters<f16>(a, stream);
+  if (kernel == Kernel::kClusterH16)
+    return bf ? cluster_h16::launch<bf16, 8>(a, stream) : cluster_h16::launch<f16, 8>(a, stream);
   const bool swapped = kernel == Kernel::kSwapQkH16;
   if (swapped) {
     // Fewer rows than blocks: what two of them have of one row is joined without a way through the workspace.

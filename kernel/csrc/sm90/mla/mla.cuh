@@ -44,12 +44,11 @@ void launch(const WgmmaArgs& args, rk_stream stream);
 // The same for so few rows of the batch that a cluster of blocks has each: bound by latency.
 namespace cluster_h16 {
 constexpr int kRows = 16, kMostBlocks = 256;
-// Blocks of the cluster that has a row of up to `query_rows`, or 16 of them; 0: the call is not for this kernel. A
-// device of 132 multiprocessors runs all at once.
+constexpr int kMostClusters = 8;  // an H200 runs more at once, but not 16
+// Blocks of the cluster that has a row of up to `query_rows`, or 16 of them; 0: the call is not for this kernel.
 constexpr int blocks_of_row(int64_t batch, int64_t query_rows) {
-  // Two clusters read a row of up to 32, each all of its tokens: worth it where rows are few.
-  if (query_rows > kRows) return query_rows <= 2 * kRows && batch <= 8 ? 8 : 0;
-  return batch <= 16 ? 8 : batch <= 32 ? 4 : batch <= 64 ? 2 : 0;
+  const int64_t clusters = query_rows > kRows ? 2 * batch : batch;  // two read a row of up to 32, each all of its tokens
+  return query_rows <= 2 * kRows && clusters <= kMostClusters ? 8 : 0;
 }
 // Of each block a word, and its dimensions of the query rows' O with m and l.
 constexpr int64_t workspace_bytes(int cluster) {
