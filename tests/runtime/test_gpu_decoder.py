@@ -237,6 +237,22 @@ def test_only_what_a_row_reads_counts(
         lowered(driver)
 
 
+@pytest.mark.parametrize(("is_fp8", "most"), [(False, 1), (True, 2)])
+def test_which_steps_of_a_mixture_it_takes(
+    is_fp8: bool, most: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row reads experts of its own, in FP8 half the bytes."""
+    folder, _ = checkpoint("qwen3_moe")
+    driver = Driver(folder, dtype=torch.bfloat16)
+    decoder = driver.model.model._gpu_decoder
+    decoder._is_possible = True
+    take_head_size(driver)
+    if is_fp8:
+        monkeypatch.setattr(Experts, "method", Fp8ExpertsAtLoad())
+    taken = [decoder.applies_to(Batch(driver.pool, decode(rows))) for rows in (1, 2, 3)]
+    assert taken == [rows <= most for rows in (1, 2, 3)]
+
+
 def test_heads_of_another_size_run_layer_by_layer(checkpoint: Checkpoints) -> None:
     """The kernel refuses them as a mistake in the shapes."""
     folder, _ = checkpoint("qwen3")

@@ -18,8 +18,10 @@ from .router import SoftmaxGate
 
 # More rows, or larger layers, are not a tenth faster than layer by layer: products read their
 # weights once either way, and the exchange of activations grows. A mixture of experts has twice the
-# launches a layer.
+# launches a layer, and reads the experts of each row.
 _MOST_ROWS = 4
+_MOST_MIXTURE_ROWS = 1
+_MOST_FP8_MIXTURE_ROWS = 2
 _MOST_LAYER_BYTES = 64 << 20
 _MOST_MIXTURE_BYTES = 128 << 20
 
@@ -27,8 +29,9 @@ _MOST_MIXTURE_BYTES = 128 << 20
 class GpuDecoder:
     """Runs the layers and the last norm of a decoder in one launch (`ops.PersistentDecoder`), for
     decode steps of at most `_MOST_ROWS` rows on one GPU, where a row reads at most
-    `_MOST_LAYER_BYTES` of a layer's weights, or `_MOST_MIXTURE_BYTES` of one with experts. Whether
-    it runs a step follows from the step's shape, so that bits do.
+    `_MOST_LAYER_BYTES` of a layer's weights; with experts of `_MOST_MIXTURE_ROWS` (in FP8
+    `_MOST_FP8_MIXTURE_ROWS`) rows and `_MOST_MIXTURE_BYTES`. Whether it runs a step follows from
+    the step's shape, so that bits do.
 
     `layers`: those that it can run have the modules of models/decoder.py's. They are read when a KV
     pool is first used, which is after loading."""
@@ -45,6 +48,7 @@ class GpuDecoder:
         )
         self._pool: KVPool | None = None
         self._decoder: ops.PersistentDecoder | None = None
+        self._most_rows = 0
 
     def applies_to(self, batch: ForwardBatch) -> bool:
         """Whether this step may be a call of this object instead of the modules."""
@@ -54,12 +58,19 @@ class GpuDecoder:
         if self._pool is not batch.kv_pool:
             self._pool = batch.kv_pool
             self._decoder = None
-            try:
-                self._decoder = lower(list(self._layers), self._norm, batch.kv_pool)
-            except NotImplementedError:
-                pass
+            self._lower()
         decoder = self._decoder
-        return decoder is not None and shape.tokens <= min(decoder.max_tokens, _MOST_ROWS)
+        return decoder is not None and shape.tokens <= min(decoder.max_tokens, self._most_rows)
+
+    def _lower(self) -> None:
+        """Makes the decoder for the pool, if there can be one."""
+        assert self._pool is not None
+        layers: list[Any] = list(self._layers)
+        try:
+            self._decoder = lower(layers, self._norm, self._pool)
+        except NotImplementedError:
+            return
+        self._most_rows = _most_rows(layers[0].mlp)
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """hidden [T, hidden_size], the embeddings, becomes the normed output and is returned;
@@ -104,6 +115,14 @@ def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
         top_k=top_k,
         renormalize=renormalize,
     )
+
+
+def _most_rows(mlp: GatedMLP | SparseMoe) -> int:
+    """Up to which one kernel is a tenth faster, of layers with such a feed-forward."""
+    if isinstance(mlp, GatedMLP):
+        return _MOST_ROWS
+    is_fp8 = mlp.experts.method.scales_blocks
+    return _MOST_FP8_MIXTURE_ROWS if is_fp8 else _MOST_MIXTURE_ROWS
 
 
 def _bytes_of_row(layer: ops.PersistentLayer, top_k: int) -> int:
