@@ -49,8 +49,10 @@ LIMITS = {
     "mla_decode_swap_qk_h16_kernel<*>": (128, 0),
     "mla_decode_wgmma_h64_kernel<*, false>": (128, 40),
     "mla_decode_wgmma_h64_kernel<bf16, true>": (128, 104),
-    # All layers of a step.
-    "persistent_decode_kernel": (168, 184),
+    # All layers of a step: of a mixture or not, scaled or not.
+    "persistent_decode_kernel<Form<false, *> >": (168, 160),
+    "persistent_decode_kernel<Form<true, false> >": (168, 168),
+    "persistent_decode_kernel<Form<true, true> >": (168, 184),
     # Products.
     "mma_m16_kernel<*>": (80, 0),
     "wgmma_swap_ab_kernel<*, SwapAbTile<1, 1, 16, *> >": (80, 0),

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "radix_kernels/types.h"
 
 namespace radix::persistent_decoder {
 
@@ -14,6 +15,14 @@ constexpr int kMaxSplits = 32;            // parts of a row's context
 constexpr int kPartWords = kHeadDim + 2;  // of a head's result in a part: its maximum and sum, then the dims
 constexpr int kMaxExperts = 256;
 constexpr int kMaxTopK = 8;  // experts that a token passes
+
+// What the layers of a model are. The kernel is compiled for each, so that those of one have no instruction of
+// another's.
+template <bool kMixture_, bool kScaled_>
+struct Form {
+  static constexpr bool kMixture = kMixture_;  // the MLP is a mixture of experts
+  static constexpr bool kScaled = kScaled_;    // all weights but a router's are E4M3 with scales, else bf16
+};
 
 // [rows, k], contiguous: bf16, or, with scales [rows / kBlock, k / kBlock], E4M3.
 struct Weight {
@@ -54,9 +63,9 @@ struct Params {
   int tokens;  // 1 to kMaxTokens, one of each row
   int hidden_size, heads, kv_heads;
   int width;           // of the MLP, or of an expert
+  int gated_size;      // what a token has behind the activation: that of the MLP, or of its experts together
   int experts, top_k;  // of a layer, and of a token; 0: the layers are dense
   bool renormalize;    // the weights of a token's experts add up to 1
-  bool scaled;         // all weights but the router's are E4M3
   float eps, qk_eps;
   float score_scale;  // times log2(e)
   bf16* hidden;       // [tokens, hidden_size]: the embeddings, then the normed output
@@ -77,9 +86,9 @@ struct Params {
 __host__ __device__ inline int qkv_rows(const Params& p) {
   return (p.heads + 2 * p.kv_heads) * kHeadDim;
 }
-// What a token has behind the activation: the width of the MLP, or of its experts together.
-__host__ __device__ inline int gated_size(const Params& p) {
-  return p.experts > 0 ? p.top_k * p.width : p.width;
-}
+
+// launch.cuh. One instantiation an object (sources.cmake).
+template <class Form>
+void launch(const Params& p, rk_device device, rk_stream stream);
 
 }  // namespace radix::persistent_decoder

@@ -13,8 +13,6 @@ namespace radix {
 namespace {
 
 using namespace persistent_decoder;
-using sm90::launch_dependent;
-using sm90::LaunchShape;
 
 constexpr const char* kOp = "persistent_decoder";
 
@@ -43,7 +41,7 @@ Params shared_params(const rk_persistent_decoder& d) {
     p.top_k = d.top_k;
     p.renormalize = d.renormalize != 0;
   }
-  p.scaled = first.qkv_scale != nullptr;
+  p.gated_size = p.experts > 0 ? p.top_k * p.width : p.width;
   p.eps = d.eps;
   p.qk_eps = d.qk_eps;
   p.score_scale = d.softmax_scale * sm90::kLog2e;
@@ -56,14 +54,18 @@ Params shared_params(const rk_persistent_decoder& d) {
   return p;
 }
 
-bool is_served(const Params& p, const rk_tensor& cache) {
-  const int chunk = p.scaled ? kRowData : kRowData / 2, unit = p.scaled ? kBlock : kUnit;
+bool is_scaled(const rk_persistent_decoder& d) {
+  return d.layers[0].qkv_scale != nullptr;
+}
+
+bool is_served(const Params& p, bool scaled, const rk_tensor& cache) {
+  const int chunk = scaled ? kRowData : kRowData / 2, unit = scaled ? kBlock : kUnit;
   const auto is_k = [&](int k) { return k >= chunk && k % unit == 0; };
   const bool has_experts = p.experts == 0 || (p.experts % kStageRows == 0 && p.experts <= kMaxExperts &&
                                               p.top_k <= kMaxTopK && p.width % unit == 0);
-  const int64_t gated_rows = 2 * gated_size(p), rows = qkv_rows(p) > gated_rows ? qkv_rows(p) : gated_rows;
+  const int64_t gated_rows = 2 * p.gated_size, rows = qkv_rows(p) > gated_rows ? qkv_rows(p) : gated_rows;
   return p.hidden_size % 256 == 0 && p.hidden_size <= kMaxNormed && is_k(p.hidden_size) && is_k(p.heads * kHeadDim) &&
-         is_k(gated_size(p)) && has_experts && p.heads / p.kv_heads <= kMaxGroup &&
+         is_k(p.gated_size) && has_experts && p.heads / p.kv_heads <= kMaxGroup &&
          (int64_t{1} << p.page_shift) == cache.shape[1] && cache.shape[0] * cache.shape[1] < int64_t{1} << 31 &&
          rows / kStageRows * 1024 < int64_t{1} << 31;
 }
@@ -86,7 +88,7 @@ struct WorkspaceMap {
     qkv = take(kMaxTokens * qkv_rows(p) / 2);
     attended = take(kMaxTokens * p.heads * kHeadDim / 2);
     logits = take(kMaxTokens * p.experts);
-    gated = take(kMaxTokens * gated_size(p) / 2);
+    gated = take(kMaxTokens * p.gated_size / 2);
     parts = take(int64_t{kMaxTokens} * p.heads * kMaxSplits * kPartWords);
     words = at;
   }
@@ -97,8 +99,14 @@ static_assert(sizeof(Layer) % 8 == 0);
 int most_tokens(Params p, int blocks) {
   int most = 0;
   for (p.tokens = 1; p.tokens <= kMaxTokens; p.tokens++)
-    if (p.tokens * p.kv_heads <= blocks && shared_plan(p).stages >= kMinStages) most = p.tokens;
+    if (p.tokens * p.kv_heads <= blocks && shared_plan(p, p.experts > 0).stages >= kMinStages) most = p.tokens;
   return most;
+}
+
+using Launch = void (*)(const Params&, rk_device, rk_stream);
+Launch launch_of(bool mixture, bool scaled) {
+  if (mixture) return scaled ? launch<Form<true, true>> : launch<Form<true, false>>;
+  return scaled ? launch<Form<false, true>> : launch<Form<false, false>>;
 }
 
 }  // namespace
@@ -109,7 +117,7 @@ PersistentDecoderNeeds persistent_decoder_needs(const rk_persistent_decoder& dec
   const rk_device device = decoder.final_norm->device;
   const Params p = shared_params(decoder);
   const bool is_hopper = gpu::device_attribute<cudaDevAttrComputeCapabilityMajor>(device, kOp) == 9;
-  if (!is_hopper || !is_served(p, *decoder.layers[0].k_cache)) return {0, 0};
+  if (!is_hopper || !is_served(p, is_scaled(decoder), *decoder.layers[0].k_cache)) return {0, 0};
   return {WorkspaceMap(p).words * 8, most_tokens(p, gpu::multiprocessors(device))};
 }
 
@@ -160,13 +168,7 @@ void persistent_decode(const rk_persistent_decoder_args& args, rk_stream stream)
   p.workspace.gated = words + map.gated;
   p.workspace.parts = words + map.parts;
   p.workspace.control = reinterpret_cast<uint32_t*>(words + map.control);
-  const rk_device device = args.hidden->device;
-  LaunchShape shape;
-  shape.grid = dim3(gpu::multiprocessors(device));
-  shape.threads = dim3(kThreads);
-  shape.shared_bytes = shared_plan(p).bytes;
-  shape.cooperative = true;
-  launch_dependent("persistent_decode", device, stream, persistent_decode_kernel, shape, p);
+  launch_of(p.experts > 0, is_scaled(decoder))(p, args.hidden->device, stream);
 }
 
 }  // namespace backend

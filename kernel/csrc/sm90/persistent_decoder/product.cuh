@@ -140,6 +140,7 @@ __device__ inline void find_scale(ProductMemory& shared, int k, float eps) {
 }
 
 // Reads the ring in the producer's order.
+template <class Form>
 class Consumer {
  public:
   __device__ explicit Consumer(const RingMemory& ring)
@@ -147,11 +148,12 @@ class Consumer {
         empty_(sm90::shared_address(ring.empty)),
         stages_(sm90::shared_address(ring.stages)),
         rows_(stages_ + threadIdx.x % 32 / 4 * kRowBytes + threadIdx.x % 4 * 16),
+        bf16_rows_(rows_ + warp() * (kUnit * 2)),
         at_(ring.count) {}
 
   // The sums of a pair's rows. x: the lane's token, in shared memory.
-  __device__ void multiply(float (&sum)[4], const Product& product, int pair, uint32_t x) {
-    if (product.scales)
+  __device__ void multiply(float (&sum)[4], const Product<Form>& product, int pair, uint32_t x) {
+    if (product.scaled())
       multiply_codes(sum, product, pair, x + warp() * (kUnit * 2) + threadIdx.x % 4 * 32);
     else
       multiply_bf16(sum, product, pair, x + warp() * (kUnit * 2) + threadIdx.x % 4 * 16);
@@ -160,22 +162,23 @@ class Consumer {
  private:
   __device__ static int warp() { return threadIdx.x / 32; }
   // In a pass of another token this lane's has none of the weights.
-  __device__ static bool is_other(const Product& product, int pass) {
-    return product.passes > 1 && static_cast<int>(threadIdx.x) % 32 / 4 != pass;
+  __device__ static bool is_other(const Product<Form>& product, int pass) {
+    return product.passes() > 1 && static_cast<int>(threadIdx.x) % 32 / 4 != pass;
   }
 
-  __device__ void multiply_bf16(float (&sum)[4], const Product& product, int pair, uint32_t x) {
+  __device__ void multiply_bf16(float (&sum)[4], const Product<Form>& product, int pair, uint32_t x) {
     const bool both = product.groups_of(pair) == 2;
     float other[4] = {};  // two short chains of products instead of a long one
     const int chunks = product.chunks();
 #pragma unroll 1
-    for (int i = 0, pass = 0, chunk = 0; i < product.passes * chunks; i++) {
+    for (int i = 0, pass = 0, chunk = 0; i < product.passes() * chunks; i++) {
       const int first = product.first_of(chunk), repeated = chunk * product.chunk_size() - first;
       uint4 tokens[kUnits][2], w[2][kUnits][2];
       load(tokens, x + first * 2);
       const bool other_token = is_other(product, pass);
       if (repeated > 0 || other_token) clear_units(tokens, other_token ? kRowData : repeated);
-      if (++chunk == chunks) {
+      chunk++;
+      if (Form::kMixture && chunk == chunks) {
         chunk = 0;
         pass++;
       }
@@ -198,14 +201,15 @@ class Consumer {
     for (int i = 0; i < 4; i++) sum[i] += other[i];
   }
 
-  __device__ void multiply_codes(float (&sum)[4], const Product& product, int pair, uint32_t x) {
+  __device__ void multiply_codes(float (&sum)[4], const Product<Form>& product, int pair, uint32_t x) {
     const bool both = product.groups_of(pair) == 2;
     const int chunks = product.chunks();
 #pragma unroll 1
-    for (int i = 0, pass = 0, chunk = 0; i < product.passes * chunks; i++) {
+    for (int i = 0, pass = 0, chunk = 0; i < product.passes() * chunks; i++) {
       const int first = product.first_of(chunk), repeated = chunk * product.chunk_size() - first;
       const int cleared = is_other(product, pass) ? kRowData : repeated;
-      if (++chunk == chunks) {
+      chunk++;
+      if (Form::kMixture && chunk == chunks) {
         chunk = 0;
         pass++;
       }
@@ -271,7 +275,7 @@ class Consumer {
   // This warp's part of the next stage, which it then frees.
   __device__ void read(uint4 (&w)[kUnits][2]) {
     sm90::barrier_wait_at(full_ + at_.index * 8, at_.parity);
-    load(w, rows_ + at_.index * kStageBytes + warp() * (kUnit * 2));
+    load(w, bf16_rows_ + at_.index * kStageBytes);
     __syncwarp();
     sm90::barrier_arrive_warp_at(empty_ + at_.index * 8);
     at_.next();
@@ -281,11 +285,13 @@ class Consumer {
     sm90::mma<bf16>(sum, {first.z, second.z, first.w, second.w}, x.z, x.w);
   }
 
-  const uint32_t full_, empty_, stages_, rows_;
+  const uint32_t full_, empty_, stages_;
+  const uint32_t rows_, bf16_rows_;  // what a lane reads of the first stage, of bf16 from its warp's first unit on
   RingPlace at_;
 };
 
 // The results of one pair from the sums of all warps, by one warp. column: of the pair's first group.
+template <class Form>
 __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float (&scale)[kMaxTokens], bool scaled,
                                    const Output& output, int column, int groups, int tokens) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -299,7 +305,9 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
     value[1][1] += part.w;
   }
   const bool gated = output.finish == Finish::gated;
-  const int place = output.routing ? column / output.width : 0;  // of the expert among the token's
+  const bool floats = Form::kMixture && output.finish == Finish::floats;
+  const bool weighed = Form::kMixture && output.routing;
+  const int place = weighed ? column / output.width : 0;  // of the expert among the token's
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     const int token = 2 * t + j;
@@ -308,14 +316,14 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
       value[1][j] *= scale[token];
     }
     if (gated) value[0][j] = __fdividef(value[0][j], 1.f + __expf(-value[0][j])) * value[1][j];
-    if (output.routing) value[0][j] *= output.routing->weights[token][place];
+    if (weighed) value[0][j] *= output.routing->weights[token][place];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       float low = value[i][j], high = __shfl_down_sync(0xffffffffu, low, 4);  // the column beside it
       if (token >= tokens || i >= (gated ? 1 : groups)) continue;
       const int at = column + i * kStageRows + g;
-      if (output.finish == Finish::floats) put_float(output.out + token * output.columns + at, low, output.flag);
-      if (g % 2 || output.finish == Finish::floats) continue;
+      if (floats) put_float(output.out + token * output.columns + at, low, output.flag);
+      if (g % 2 || floats) continue;
       uint64_t* word = output.out + (token * output.columns + at) / 2;
       uint32_t early = 0;
       if (output.finish == Finish::residual) early = __ldcg(reinterpret_cast<const uint32_t*>(word));
@@ -326,8 +334,9 @@ __device__ inline void finish_pair(const float4 (&sums)[kWarps][32], const float
 }
 
 // turn: which of the sums was written last. x: room for the input.
-__device__ inline void run_product(const Product& product, const Input& input, const Output& output, Consumer& ring,
-                                   ProductMemory& shared, char* x, int& turn, const Params& p) {
+template <class Form>
+__device__ inline void run_product(const Product<Form>& product, const Input& input, const Output& output,
+                                   Consumer<Form>& ring, ProductMemory& shared, char* x, int& turn, const Params& p) {
   if (product.empty()) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   take_input(input, p.tokens, x, shared);
@@ -347,8 +356,8 @@ __device__ inline void run_product(const Product& product, const Input& input, c
     }
     compute_sync();
     if (warp < pairs)
-      finish_pair(shared.sums[turn][warp], shared.scale, input.norm != nullptr, output, product.row(first + warp, 0),
-                  product.groups_of(first + warp), p.tokens);
+      finish_pair<Form>(shared.sums[turn][warp], shared.scale, input.norm != nullptr, output,
+                        product.row(first + warp, 0), product.groups_of(first + warp), p.tokens);
   }
 }
 
