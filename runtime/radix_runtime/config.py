@@ -156,7 +156,7 @@ class ServerArgs:
         unbuilt={"fp8_e5m2": "no kernel reads it; fp8_e4m3 is as small and more precise"},
     )
     fp8_fast_accum: bool = _engine(
-        False, "GPU: sums of FP8 products may be kept to 14 bits, as other engines do: faster"
+        False, "Hopper: sums of FP8 products may be kept to 14 bits, as other engines do: faster"
     )
     page_size: int = _engine(16, "tokens in a KV page", "--block-size", minimum=1)
     disable_cuda_graph: bool = _engine(False, "queue every kernel of a step by itself")

@@ -39,6 +39,7 @@ _SIZES = {
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama_192": ("Llama", {"hidden_size": 192}),
     "llama_odd_heads": ("Llama", {"num_key_value_heads": 1, "head_dim": 80}),
     "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3_moe": (

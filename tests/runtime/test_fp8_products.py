@@ -22,7 +22,7 @@ from radix_runtime.quantization.fp8_config import Fp8Config, Fp8FromFloats
 from radix_runtime.quantization.fp8_products import Fp8BlockMethod, Fp8RowMethod
 from radix_runtime.quantization.storage import WidenedMethod
 from tests.runtime import quantized_models as q
-from tests.runtime.model_steps import ThreadCommunicator, run_ranks
+from tests.runtime.model_steps import FusingCommunicator, ThreadCommunicator, run_ranks
 from tests.runtime.test_layers import Source, context
 from tests.runtime.tiny_models import Driver, Sequence, random_ids, reference_logits
 
@@ -212,6 +212,17 @@ def test_fast_sums_of_a_model_without_such_products(tmp_path: Path) -> None:
         Driver(tmp_path, args=args)
 
 
+def test_fast_sums_on_another_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.save(q.random_model("llama"), tmp_path)
+    target = Target(device=torch.device("cuda"), dtype=torch.bfloat16, fp8_fast_accum=True)
+    args = ServerArgs(model_path=str(tmp_path), quantization="fp8", fp8_fast_accum=True)
+    with pytest.raises(ConfigError, match="--fp8-fast-accum changes nothing on sm_89"):
+        monkeypatch.setattr(ops, "capabilities", lambda: {"isa": "sm_89"})
+        Driver(tmp_path, dtype=torch.bfloat16, args=args, target=target)
+    monkeypatch.setattr(ops, "capabilities", lambda: {"isa": "sm_90"})
+    Driver(tmp_path, dtype=torch.bfloat16, args=args, target=target)
+
+
 def test_amds_form_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the value for the same bits, and one zero: codes and scales stand for the same."""
     monkeypatch.setattr("radix_kernels.fp8.fp8_format", lambda: "float8_e4m3fnuz")
@@ -294,6 +305,23 @@ def test_models(form: str, model: str, ranks: int, checkpoint: Any) -> None:
         return relative(driver, files.reference)
 
     assert 1e-3 < run_ranks(ranks, work)[0] < OF_A_MODEL
+
+
+def test_a_last_block_that_is_not_full_on_ranks(tmp_path: Path) -> None:
+    """What the ranks sum is contiguous, though the product has outputs more."""
+    files = q.write(q.random_model("llama_192"), tmp_path, q.fp8_odd_block, q.FP8_BLOCK)
+
+    def work(comm: FusingCommunicator) -> float:
+        driver = Driver(
+            files.folder,
+            dtype=torch.bfloat16,
+            communicator=comm,  # type: ignore[arg-type]
+            target=GPU,
+        )
+        assert len(driver.model.model.layers[0].self_attn.o_proj.weight) == 256
+        return relative(driver, files.reference)
+
+    assert 1e-3 < run_ranks(2, work, FusingCommunicator)[0] < OF_A_MODEL
 
 
 def test_float32_is_widened(checkpoint: Any) -> None:

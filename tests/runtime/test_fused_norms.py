@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import torch
 import radix_kernels
 from radix_runtime import ops
 from radix_runtime.config import ServerArgs
+from radix_runtime.layers import attention, mlp
 from radix_runtime.layers.attention import Attention
+from radix_runtime.layers.fused_norms import FusedNorms
+from radix_runtime.layers.linear import ColumnParallelLinear, QKVLinear, RowParallelLinear
 from radix_runtime.models import decoder
 from radix_runtime.specs import Gqa
 from tests.runtime import quantized_models as q
@@ -22,6 +26,7 @@ from tests.runtime.family_models import Checkpoints, spec_of
 from tests.runtime.model_steps import FusingCommunicator, run_ranks, worst_error
 from tests.runtime.test_fp8_products import GPU
 from tests.runtime.test_int8_products import by_channel, settings
+from tests.runtime.test_layers import context
 from tests.runtime.tiny_models import Driver, Sequence, random_ids, reference_logits
 
 torch.set_num_threads(1)
@@ -117,6 +122,13 @@ def number(calls: Counter[str], names: tuple[str, ...]) -> int:
     return sum(calls[name] for name in names)
 
 
+def take_gpu(driver: Driver) -> None:
+    """The decoder's choice is that of a GPU."""
+    decoder = driver.model.model
+    ctx = replace(context(), device=torch.device("cuda"), dtype=torch.bfloat16)
+    decoder._fused_norms = FusedNorms(ctx, layers=decoder.layers, norm=decoder.norm)
+
+
 def errors(driver: Driver, reference: Any, calls: Counter[str]) -> tuple[float, float]:
     """How far a step's logits are from the reference's, as a share: by the modules' own `forward`,
     and with norms fused, whose calls are counted."""
@@ -149,6 +161,7 @@ def test_one_rank_norms_and_quantizes_in_one_call(
         written = {"int8": (by_channel, settings()), "fp8_block": (q.fp8_block, q.FP8_BLOCK)}
         model = q.write(model, tmp_path, *(written.get(form) or q.compressed(form))).reference
     driver = Driver(tmp_path, dtype=torch.bfloat16, args=args, target=GPU)
+    take_gpu(driver)
     layers = len(driver.model.model.layers)
     before, after = errors(driver, model, calls)
     assert 0 < after < 1.3 * before
@@ -167,6 +180,7 @@ def test_one_rank_leaves_the_sum_of_experts_to_the_norm(
     folder, reference = checkpoint("qwen3_moe")
     driver = Driver(folder)
     driver.model.model._cpu_decoder.applies_to = lambda pool: False
+    take_gpu(driver)
     assert max(errors(driver, reference, calls)) < 1e-5
     layers = len(driver.model.model.layers)
     assert calls["rmsnorm"] == layers + 1 and calls["fused_add_rmsnorm"] == layers
@@ -176,4 +190,59 @@ def test_one_rank_leaves_the_sum_of_experts_to_the_norm(
 def test_a_dense_model_in_the_compute_type_stays_as_it_is(checkpoint: Checkpoints) -> None:
     """Its products add the residual before they round."""
     folder, _ = checkpoint("llama")
+    driver = Driver(folder)
+    take_gpu(driver)
+    assert not driver.model.model._fused_norms.applies
+
+
+def test_a_cpu_keeps_the_bits_of_its_one_call(checkpoint: Checkpoints) -> None:
+    folder, _ = checkpoint("qwen3_moe")
     assert not Driver(folder).model.model._fused_norms.applies
+
+
+class OwnQKV(QKVLinear):
+    def forward(self, x: Any) -> torch.Tensor:
+        return super().forward(x) + x.new_zeros(1)
+
+
+class OwnColumns(ColumnParallelLinear):
+    def forward(self, x: Any) -> torch.Tensor:
+        return super().forward(x) + x.new_zeros(1)
+
+
+class OwnRows(RowParallelLinear):
+    def part(self, x: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return super().part(x, residual) + x.new_zeros(1)
+
+    def forward(self, x: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return self.part(x, residual)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "own"),
+    [
+        (attention, "QKVLinear", OwnQKV),
+        (mlp, "ColumnParallelLinear", OwnColumns),
+        (mlp, "RowParallelLinear", OwnRows),
+        (attention, "RowParallelLinear", OwnRows),
+    ],
+)
+def test_a_linear_layer_with_a_forward_of_its_own_sees_x(
+    module: Any,
+    name: str,
+    own: Any,
+    tmp_path: Path,
+    calls: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model: Any = q.random_model("llama")
+    q.save(model, tmp_path)
+    monkeypatch.setattr(module, name, own)
+    args = ServerArgs(model_path=str(tmp_path), quantization="fp8")
+    driver = Driver(tmp_path, dtype=torch.bfloat16, args=args, target=GPU)
+    take_gpu(driver)
+    ids = random_ids(driver.config, 20, seed=4)
+    logits = driver.step([(Sequence(0, ids), len(ids))])
+    assert logits is not None
+    expected = reference_logits(model, ids)
+    assert 0 < float((logits - expected).norm() / expected.norm()) < 0.3

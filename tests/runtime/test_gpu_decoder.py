@@ -15,6 +15,7 @@ from radix_runtime.config import ServerArgs
 from radix_runtime.layers import gpu_decoder
 from radix_runtime.layers.gpu_decoder import GpuDecoder, lower
 from radix_runtime.layers.moe import Experts
+from radix_runtime.layers.router import SoftmaxGate
 from radix_runtime.layers.weight import WeightStack
 from radix_runtime.quantization.dense import DenseMethod
 from radix_runtime.quantization.fp8_products import Fp8ExpertsAtLoad
@@ -201,6 +202,13 @@ def test_weights_in_blocks_come_with_their_scales(
         lowered(driver)
 
 
+class OwnGate(SoftmaxGate):
+    """It chooses by itself."""
+
+    def route(self, x: torch.Tensor) -> Any:
+        return super().route(-x)
+
+
 def test_which_mixtures_are_not_lowered(checkpoint: Checkpoints) -> None:
     folder, _ = checkpoint("qwen3_moe_mixed")
     with pytest.raises(NotImplementedError, match="layers differ"):
@@ -212,6 +220,10 @@ def test_which_mixtures_are_not_lowered(checkpoint: Checkpoints) -> None:
     changed = Driver(folder, dtype=torch.bfloat16)
     changed.model.model.layers[1].mlp.gate.num_shared = 1
     with pytest.raises(NotImplementedError, match="share an expert"):
+        lowered(changed)
+    changed = Driver(folder, dtype=torch.bfloat16)
+    changed.model.model.layers[1].mlp.gate.__class__ = OwnGate
+    with pytest.raises(NotImplementedError, match="chosen in another way"):
         lowered(changed)
     changed = Driver(folder, dtype=torch.bfloat16)
     gate = changed.model.model.layers[1].mlp.gate

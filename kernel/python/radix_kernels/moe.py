@@ -33,6 +33,7 @@ from ._lazy import reference
 from .gating import SILU, Activation, read_gating
 
 Routed = tuple[Array, Array]
+_LEAST_NORMAL = 2.0**-126  # of float32
 
 
 def topk_softmax(
@@ -58,7 +59,11 @@ def topk_softmax(
     stride, topk, groups, shared experts), NotImplementedError (E above 1024).
     """
     op = "topk_softmax"
-    _checks.require(op, routed_scaling_factor != 0, "routed_scaling_factor is 0")
+    _checks.require(
+        op,
+        abs(routed_scaling_factor) >= _LEAST_NORMAL,
+        f"routed_scaling_factor is {routed_scaling_factor}, expected at least {_LEAST_NORMAL:.3g}",
+    )
     weights, ids = _routed(op, gating_output, topk, out)
     run = _dispatch.native(op, gating_output)
     if run is not None:

@@ -40,11 +40,11 @@ class _Block:
 
 
 class FusedNorms:
-    """Runs the layers and the last norm of a decoder. On one rank a norm adds to the residual what
+    """Runs the layers and the last norm of a decoder. On one GPU a norm adds to the residual what
     the product before it could not, and quantizes for the product behind it where that takes x in 8
-    bits. On several, where their communicator can, one launch sums over the ranks, adds the
+    bits. On several ranks, where their communicator can, one launch sums over the ranks, adds the
     residual and norms. A sum is rounded before the residual is added, and what is quantized is not
-    rounded first: last bits differ from the modules' own `forward`.
+    rounded first: last bits differ from the modules' own `forward`, which a CPU keeps.
 
     `layers`: those that it can run have the modules of models/decoder.py's."""
 
@@ -54,10 +54,12 @@ class FusedNorms:
         self._layers: list[Any] = list(layers)
         self._norm: Any = norm
         self._blocks: list[_Block] = []
+        self._first_taker: LinearMethod | None = None  # of the first norm's result
         if _is_plain(norm, RMSNorm) and all(_is_reducible(layer) for layer in self._layers):
             self._blocks = self._plan()
         if self._is_alone:
-            self.applies = any(_gains(block) for block in self._blocks)
+            gains = any(_gains(block) for block in self._blocks)
+            self.applies = gains and ctx.device.type != "cpu"
         else:
             self.applies = ctx.communicator.fuses_norms and bool(self._blocks)
 
@@ -68,12 +70,13 @@ class FusedNorms:
             for layer in self._layers
             for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         ]
-        takers = [_taker(module) for module in modules]
+        takers = [_taker(module) if self._is_alone else None for module in modules]
+        self._first_taker = takers[0]
         return [
             _Block(
                 module=module,
                 norm=norm,
-                taker=taker if self._is_alone else None,
+                taker=taker,
                 adds_residual=self._is_alone and _adds_residual(module),
             )
             for module, norm, taker in zip(
@@ -85,32 +88,31 @@ class FusedNorms:
         """residual [T, hidden_size], the embeddings, is overwritten; returns the normed output of
         that shape. Stores what attention caches. Only where `applies`."""
         first = self._layers[0].input_layernorm
-        x: Any = self._normed(residual, first, _taker(self._blocks[0].module))
+        x: Any = _normed(residual, first, self._first_taker)
         for block in self._blocks:
             if block.adds_residual:
                 residual = block.run(x, residual, batch)
-                x = self._normed(residual, block.norm, block.taker)
+                x = _normed(residual, block.norm, block.taker)
             else:
                 part = block.run(x, None, batch)
                 x = self._sum_and_norm(part, residual, block)
         return x
 
-    def _normed(
-        self,
-        x: torch.Tensor,
-        norm: RMSNorm,
-        taker: LinearMethod | None,
-        residual: torch.Tensor | None = None,
-    ) -> Input:
-        if taker is None or not self._is_alone:
-            return normed(x, norm.weight, norm.eps, residual)
-        return taker.normed(x, norm.weight, norm.eps, residual)
-
     def _sum_and_norm(self, part: torch.Tensor, residual: torch.Tensor, block: _Block) -> Input:
         norm = block.norm
         if self._is_alone:
-            return self._normed(part, norm, block.taker, residual)
+            return _normed(part, norm, block.taker, residual)
         return self._communicator.all_reduce_add_rmsnorm(part, residual, norm.weight, norm.eps)
+
+
+def _normed(
+    x: torch.Tensor,
+    norm: RMSNorm,
+    taker: LinearMethod | None,
+    residual: torch.Tensor | None = None,
+) -> Input:
+    make = normed if taker is None else taker.normed
+    return make(x, norm.weight, norm.eps, residual)
 
 
 def _gains(block: _Block) -> bool:
@@ -119,14 +121,18 @@ def _gains(block: _Block) -> bool:
 
 
 def _taker(module: Any) -> LinearMethod | None:
-    """What multiplies x in a block, if one product does."""
+    """What multiplies x in a block, if one product does, and nothing else sees it."""
+    first: Any = None
     if isinstance(module, Attention):
-        return module.qkv_proj.method
-    if isinstance(module, GatedMLP):
-        return module.gate_up_proj.method
-    if isinstance(module, LatentAttention) and module.inputs is not None:
-        return module.inputs.method
-    return None
+        first = module.qkv_proj
+    elif isinstance(module, GatedMLP):
+        first = module.gate_up_proj
+    elif isinstance(module, LatentAttention):
+        first = module.inputs
+    if first is None or not first.fusible:
+        return None
+    method: LinearMethod = first.method
+    return method
 
 
 def _adds_residual(module: Any) -> bool:

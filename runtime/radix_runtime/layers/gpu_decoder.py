@@ -12,7 +12,7 @@ from ..memory.kv_pool import KVPool
 from .attention import Attention
 from .base import BuildContext, Fusible
 from .mlp import GatedMLP
-from .moe import SparseMoe
+from .moe import Experts, SparseMoe
 from .norm import RMSNorm
 from .router import SoftmaxGate
 
@@ -82,8 +82,9 @@ class GpuDecoder:
 
 
 def lower(layers: list[Any], norm: Any, pool: KVPool) -> ops.PersistentDecoder:
-    """The layers and the last norm of a model. Raises NotImplementedError where the kernel would
-    not give what the modules give: other modules, weights, sizes or another cache, another GPU."""
+    """The layers and the last norm of a model. Raises NotImplementedError where the kernel does not
+    do what the modules do: other modules, weights, sizes or another cache, another GPU. Of FP8
+    weights it multiplies the values by x as it is, which the modules round to FP8 too."""
     first = layers[0].self_attn
     _require(isinstance(first, Attention), "attention is another module")
     _require(not first.interleaved, "pairs of RoPE are neighbours")
@@ -163,7 +164,8 @@ def _mlp_settings(mlp: GatedMLP | SparseMoe) -> tuple[Any, ...]:
         _require(mlp.activation == "silu", f"the activation is {mlp.activation}")
         return (mlp.down_proj.shape.in_features,)
     gate = mlp.gate
-    _require(isinstance(gate, SoftmaxGate), "experts are chosen in another way")
+    _require(type(gate) is SoftmaxGate, "experts are chosen in another way")
+    _require(type(mlp.experts) is Experts, "the experts have a forward of their own")
     has_shared = mlp.shared_expert is not None or gate.num_shared > 0
     _require(not has_shared, "all tokens share an expert")
     return (gate.shape.out_features, gate.router)

@@ -46,6 +46,9 @@ class GatedMLP(Fusible):
         projection = self.gate_up_proj
         if self.activation != "silu":
             return apply_activation(self.activation, projection(x))
-        if projection.bias is None and not self.down_proj.method.quantizes_x:
+        takes_codes = self.down_proj.fusible and self.down_proj.method.quantizes_x
+        if projection.bias is None and projection.fusible and not takes_codes:
             return projection.method.apply_silu_and_mul(projection, x)
-        return self.down_proj.method.gated(projection(x))
+        if takes_codes:
+            return self.down_proj.method.gated(projection(x))
+        return apply_activation(self.activation, projection(x))

@@ -97,6 +97,12 @@ def _require_fast_accum(layers: Iterable[Layer]) -> None:
             "--fp8-fast-accum: no product of this model is FP8 with a scale for each output or for "
             "the whole tensor, on a GPU; leave the flag out"
         )
+    isa = ops.capabilities()["isa"]
+    if isa != "sm_90":
+        raise ConfigError(
+            f"--fp8-fast-accum changes nothing on {isa}: only Hopper's products (sm_90) have sums of "
+            "either kind; leave the flag out"
+        )
 
 
 def _warn_of_slow(layers: Iterable[Layer]) -> None:

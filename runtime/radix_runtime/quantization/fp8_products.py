@@ -148,7 +148,8 @@ class BlockProduct(ScaledExperts):
             out_dtype=x.dtype,
             static_weight=True,
         )
-        result = result[:, : layer.shape.out_features]
+        if result.shape[1] > layer.shape.out_features:
+            result = result[:, : layer.shape.out_features].contiguous()
         return added(result if bias is None else result + bias, residual, out_dtype)
 
 

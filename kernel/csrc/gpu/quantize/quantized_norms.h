@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kBlock, kNormBlocks<kBlock>)
   const int width = static_cast<int>(result.width);
   const auto column = [&](int p) { return (p * kBlock + static_cast<int>(threadIdx.x)) * N; };
   constexpr int kParts = N / kPackSize<W>;
-  Waiting<W> weight[kRowPacks][kParts] = {};
+  Waiting<W> weight[kRowPacks][kParts] = {};  // read before the wait: no kernel in flight writes it
 #pragma unroll
   for (int p = 0; p < kRowPacks; p++) {
     const W* from = static_cast<const W*>(task.weight) + column(p);

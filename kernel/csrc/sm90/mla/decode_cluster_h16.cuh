@@ -1,6 +1,6 @@
 // MLA decode for few rows of up to 16 query rows each: bound by latency, so nothing is waited for that need not be.
 //
-// A cluster of two to eight blocks has a query block of a row, or of a long row a part (share.cuh), and each of its
+// A cluster of eight blocks has a query block of a row, or of a long row a part (share.cuh), and each of its
 // blocks has tiles of it. They join through shared memory: every block gets of all of them what they have of its own
 // dimensions, 64 of them with eight blocks, and no block meets another but to read it. Clusters without work end at
 // once. Where several have parts of a row, each block leaves its dimensions in the workspace, and of the blocks that
