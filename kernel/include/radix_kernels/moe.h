@@ -10,10 +10,10 @@
  * float32. */
 
 /* Weights: the softmax over all experts at the chosen ones; with renormalize the softmax over the chosen ones; times
- * routed_scaling_factor. num_expert_group above 1 (at most 32): the experts are that many equal ranges of ids, a group's
- * score is its largest logit, the topk_group best groups stay (equal scores: the first), and the chosen ones are in
- * them. Of the k columns the last num_fused_shared_experts (0 to k - 1) are experts that every token goes to: ids E,
- * E + 1, ... with weight 1. */
+ * routed_scaling_factor. num_expert_group above 1 (at most 32): the experts are that many equal ranges of ids, a
+ * group's score is its largest logit, the topk_group best groups stay (equal scores: the first), and the chosen ones
+ * are in them. Of the k columns the last num_fused_shared_experts (0 to k - 1) are experts that every token goes to:
+ * ids E, E + 1, ... with weight 1. */
 typedef struct rk_topk_softmax_args {
   uint32_t struct_size;
   int32_t renormalize;

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..quantization.base import Input
+from ..quantization.base import Input, Quantized
 from ..quantization.config import LayerKind
 from ..quantization.params import Block, LinearShape, Part
 from .base import BuildContext, Fusible
@@ -43,6 +43,8 @@ class _Linear(WeightLayer, Fusible):
 
     def forward(self, x: Input) -> torch.Tensor:
         """x [T, in_features] -> [T, sum(sizes)]."""
+        if isinstance(x, Quantized):
+            return self.method.apply_codes(self, x, bias=self.bias)
         return self.method.apply(self, x, bias=self.bias)
 
 
@@ -153,6 +155,9 @@ class RowParallelLinear(_Linear):
 
     def part(self, x: Input, residual: torch.Tensor | None = None) -> torch.Tensor:
         """This rank's part of the sum that `forward` gives."""
-        if self._communicator.rank == 0:
-            return self.method.apply(self, x, bias=self.bias, residual=residual)
-        return self.method.apply(self, x)
+        is_first = self._communicator.rank == 0
+        bias = self.bias if is_first else None
+        added = residual if is_first else None
+        if isinstance(x, Quantized):
+            return self.method.apply_codes(self, x, bias=bias, residual=added)
+        return self.method.apply(self, x, bias=bias, residual=added)

@@ -46,9 +46,9 @@ class GatedMLP(Fusible):
         projection = self.gate_up_proj
         if self.activation != "silu":
             return apply_activation(self.activation, projection(x))
-        takes_codes = self.down_proj.fusible and self.down_proj.method.quantizes_x
-        if projection.bias is None and projection.fusible and not takes_codes:
-            return projection.method.apply_silu_and_mul(projection, x)
-        if takes_codes:
+        if self.down_proj.fusible and self.down_proj.method.quantizes_x:
             return self.down_proj.method.gated(projection(x))
+        is_plain = projection.bias is None and projection.fusible
+        if is_plain and isinstance(x, torch.Tensor):
+            return projection.method.apply_silu_and_mul(projection, x)
         return apply_activation(self.activation, projection(x))

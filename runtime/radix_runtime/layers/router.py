@@ -70,6 +70,7 @@ class _WideGate(_Gate):
 
     def forward(self, x: Input) -> torch.Tensor:
         """x [T, in_features] -> logits float32 [T, num_experts]."""
+        assert isinstance(x, torch.Tensor)  # a router takes no codes
         return self.method.apply(self, x, out_dtype=torch.float32)
 
 

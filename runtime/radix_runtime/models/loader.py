@@ -100,8 +100,8 @@ def _require_fast_accum(layers: Iterable[Layer]) -> None:
     isa = ops.capabilities()["isa"]
     if isa != "sm_90":
         raise ConfigError(
-            f"--fp8-fast-accum changes nothing on {isa}: only Hopper's products (sm_90) have sums of "
-            "either kind; leave the flag out"
+            f"--fp8-fast-accum changes nothing on {isa}: only Hopper's products (sm_90) have sums "
+            "of either kind; leave the flag out"
         )
 
 

@@ -16,6 +16,7 @@ from .params import LinearShape, ParamSpec
 # What follows from a method's own `apply`.
 _SHORTCUTS = (
     "adds_residual",
+    "apply_codes",
     "apply_silu_and_mul",
     "argmax",
     "block_weight",
@@ -131,15 +132,14 @@ class LinearMethod(ABC):
     def apply(
         self,
         layer: Any,
-        x: Input,
+        x: torch.Tensor,
         *,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, in_features] -> x W^T + bias + residual, [T, out_features], rounded once. x is a
-        tensor, or what this method's own `normed` or `gated` has made.
+        """x [T, in_features] -> x W^T + bias + residual, [T, out_features], rounded once.
 
         bias: [out_features]. residual: [T, out_features] of x's dtype. out_dtype: x's dtype by
         default, or float32. The memory of `out`, which has the result's shape and dtype, or else
@@ -151,6 +151,17 @@ class LinearMethod(ABC):
         which frees them. Raises ValueError when their values cannot be held in this format,
         ConfigError when the device cannot use it."""
 
+    def apply_codes(
+        self,
+        layer: Any,
+        x: Quantized,
+        *,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`apply` of an x that this method's own `normed` or `gated` has quantized."""
+        raise NotImplementedError(f"{type(self).__name__} takes no codes")
+
     def normed(
         self,
         x: torch.Tensor,
@@ -158,15 +169,15 @@ class LinearMethod(ABC):
         eps: float,
         residual: torch.Tensor | None = None,
     ) -> Input:
-        """The function `normed`, in the form in which `apply` takes its x."""
+        """The function `normed`; codes for `apply_codes` where `quantizes_x`."""
         return normed(x, weight, eps, residual)
 
     def gated(self, x: torch.Tensor) -> Input:
-        """silu(gate) * up of x [T, 2 in_features], its two halves, in the form in which `apply`
-        takes its x."""
+        """silu(gate) * up of x [T, 2 in_features], its two halves; codes for `apply_codes` where
+        `quantizes_x`."""
         return ops.silu_and_mul(x)
 
-    def apply_silu_and_mul(self, layer: Any, x: Input) -> torch.Tensor:
+    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, where gate and up are the two halves of the outputs: [T, in_features] ->
         [T, out_features / 2]. A kernel may do it in one pass, rounding once."""
         return ops.silu_and_mul(self.apply(layer, x))

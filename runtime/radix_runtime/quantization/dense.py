@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .. import ops
-from .base import ExpertTerms, Input, LinearMethod
+from .base import ExpertTerms, LinearMethod
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
 # What the CPU's wheel pads packed weights to, which narrow experts notice.
@@ -37,7 +37,7 @@ class DenseMethod(LinearMethod):
     def apply(
         self,
         layer: Any,
-        x: Input,
+        x: torch.Tensor,
         *,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
@@ -48,7 +48,7 @@ class DenseMethod(LinearMethod):
             out = residual
         return ops.linear(x, layer.weight, bias, residual=residual, out_dtype=out_dtype, out=out)
 
-    def apply_silu_and_mul(self, layer: Any, x: Input) -> torch.Tensor:
+    def apply_silu_and_mul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         return ops.linear_silu_and_mul(x, layer.weight)
 
     def packed_weight(self, layer: Any) -> ops.PackedWeight | None:

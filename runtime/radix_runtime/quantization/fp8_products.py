@@ -129,28 +129,37 @@ class BlockProduct(ScaledExperts):
     def apply(
         self,
         layer: Any,
-        x: Input,
+        x: torch.Tensor,
         *,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(x, Quantized):
-            codes, scales = x.codes, x.scales
-        else:
-            codes, scales = ops.per_token_group_quant(x, BLOCK)
+        codes, scales = ops.per_token_group_quant(x, BLOCK)
+        both = Quantized(codes=codes, scales=scales, dtype=x.dtype)
+        result = self.apply_codes(layer, both, bias=bias, residual=residual)
+        return result if out_dtype is None else result.to(out_dtype)
+
+    def apply_codes(
+        self,
+        layer: Any,
+        x: Quantized,
+        *,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         result = ops.fp8_blockwise_scaled_mm(
-            codes,
+            x.codes,
             layer.weight.t(),
-            scales,
+            x.scales,
             layer.weight_scale.t(),
             out_dtype=x.dtype,
             static_weight=True,
         )
         if result.shape[1] > layer.shape.out_features:
             result = result[:, : layer.shape.out_features].contiguous()
-        return added(result if bias is None else result + bias, residual, out_dtype)
+        return added(result if bias is None else result + bias, residual)
 
 
 class Fp8RowMethod(StorageMethod, Fp8RowProduct):
@@ -215,7 +224,7 @@ class Fp8TensorExperts(StorageMethod, ScaledExperts):
 
     storage: Fp8Storage
 
-    def apply(self, layer: Any, x: Input, **options: Any) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
         raise NotImplementedError("the experts of a layer are multiplied together")
 
     def finalize(self, layer: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from .. import ops
 from ..errors import ConfigError
 from ..families.names import Rule, Transpose
-from .base import Input, LinearMethod
+from .base import LinearMethod
 from .codes import (
     Codes,
     CodesMethod,
@@ -177,8 +177,7 @@ class ReorderedMethod(CodesMethod):
         is_cut = shape.inputs.size < shape.inputs.total
         return WidenedMethod(self.storage) if is_cut else self
 
-    def apply(self, layer: Any, x: Input, **options: Any) -> torch.Tensor:
-        assert isinstance(x, torch.Tensor)
+    def apply(self, layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
         return super().apply(layer, x.index_select(-1, layer.order), **options)
 
 

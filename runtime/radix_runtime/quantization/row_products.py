@@ -61,27 +61,36 @@ class RowProduct(LinearMethod):
     def apply(
         self,
         layer: Any,
-        x: Input,
+        x: torch.Tensor,
         *,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(x, Quantized):
-            codes, scales = x.codes, x.scales
-        else:
-            codes, scales = self.quantized(layer, x)
+        codes, scales = self.quantized(layer, x)
+        both = Quantized(codes=codes, scales=scales, dtype=x.dtype)
+        result = self.apply_codes(layer, both, bias=bias, residual=residual)
+        return result if out_dtype is None else result.to(out_dtype)
+
+    def apply_codes(
+        self,
+        layer: Any,
+        x: Quantized,
+        *,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         result = self.product(
-            codes,
+            x.codes,
             layer.weight.t(),
-            scales,
+            x.scales,
             layer.weight_scale,
             out_dtype=x.dtype,
             bias=bias,
             static_weight=True,
         )
-        return added(result, residual, out_dtype)
+        return added(result, residual)
 
 
 def has_whole_rows(shape: LinearShape) -> bool:

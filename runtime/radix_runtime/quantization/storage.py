@@ -85,13 +85,9 @@ class WidenedMethod(StorageMethod, DenseMethod):
         self.keep(layer, weight)
 
 
-def added(
-    result: torch.Tensor, residual: torch.Tensor | None, out_dtype: torch.dtype | None
-) -> torch.Tensor:
+def added(result: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     """A product and the residual, whose memory it may take, where the kernel adds none."""
-    if residual is not None:
-        result = residual.add_(result)
-    return result if out_dtype is None else result.to(out_dtype)
+    return result if residual is None else residual.add_(result)
 
 
 def check_finite(values: torch.Tensor) -> None:

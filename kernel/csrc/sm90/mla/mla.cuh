@@ -47,7 +47,8 @@ constexpr int kRows = 16, kMostBlocks = 256;
 constexpr int kMostClusters = 8;  // an H200 runs more at once, but not 16
 // Blocks of the cluster that has a row of up to `query_rows`, or 16 of them; 0: the call is not for this kernel.
 constexpr int blocks_of_row(int64_t batch, int64_t query_rows) {
-  const int64_t clusters = query_rows > kRows ? 2 * batch : batch;  // two read a row of up to 32, each all of its tokens
+  const int64_t clusters =
+      query_rows > kRows ? 2 * batch : batch;  // two read a row of up to 32, each all of its tokens
   return query_rows <= 2 * kRows && clusters <= kMostClusters ? 8 : 0;
 }
 // Of each block a word, and its dimensions of the query rows' O with m and l.
