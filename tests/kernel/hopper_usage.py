@@ -77,7 +77,7 @@ LIMITS = {
     ),  # one scale a row, 256 tokens
     "wgmma_persistent_kernel<*>": (168, 0),
     # Products with packed weights.
-    "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (216, 0),
+    "mixed_mma_kernel<*, 32, 7, 1, 2, *> >": (224, 0),
     "mixed_mma_kernel<*, 4, 2, 1, *> >": (168, 0),
     "mixed_mma_kernel<*, 8, 1, 1, *> >": (168, 0),
     "mixed_mma_kernel<*>": (96, 0),
@@ -90,8 +90,8 @@ LIMITS = {
     "numbers_kernel<*>": (32, 0),
     "pack_bytes_kernel": (32, 0),
     "unpack_bytes_kernel": (32, 0),
-    "pack_nibbles_kernel": (24, 0),
-    "unpack_nibbles_kernel": (24, 0),
+    "pack_nibbles_kernel": (32, 16),
+    "unpack_nibbles_kernel": (24, 16),
     # Experts and grouped products.
     "grouped_persistent_kernel<*>": (168, 0),
     "grouped_swap_ab_kernel<*>": (168, 0),

@@ -69,16 +69,14 @@ def per_token_quant() -> None:
 
 
 def topk_softmax() -> None:
-    x = randn(7, 64)
-    weights, ids = rk.topk_softmax(x, 4, renormalize=True)
-    exact = reference.topk_softmax(x.double(), 4, renormalize=True)
-    assert torch.equal(ids.long(), exact[1].long())
-    near(weights, exact[0])
+    """All experts and within groups, which one kernel does for so many."""
+    x = randn(7, 160)
     options = {"num_expert_group": 8, "topk_group": 3, "num_fused_shared_experts": 2}
-    weights, ids = rk.topk_softmax(x, 6, routed_scaling_factor=1.5, **options)
-    exact = reference.topk_softmax(x.double(), 6, routed_scaling_factor=1.5, **options)
-    assert torch.equal(ids.long(), exact[1].long())
-    near(weights, exact[0])
+    for topk, settings in ((4, {"renormalize": True}), (6, options)):
+        weights, ids = rk.topk_softmax(x, topk, **settings)
+        exact = reference.topk_softmax(x.double(), topk, **settings)
+        assert torch.equal(ids.long(), exact[1].long())
+        near(weights, exact[0])
 
 
 def sample() -> None:
