@@ -67,6 +67,12 @@ CASES = [(name, samples) for name in SETTINGS for samples in (1, 4)]
 QUICK = CASES[::4] + CASES[3::4]  # each of the settings, without drafts or with them
 
 
+def test_borders_of_snapshots_are_numbers_of_python() -> None:
+    """Where a chunk's end was numpy's, the plan could not be sent."""
+    settings = SETTINGS["window and recurrent"]
+    drive(traffic_of(208133971, samples=1, chunk=24, **settings), TOTAL // len(CASES))
+
+
 @pytest.mark.parametrize(("name", "samples"), CASES if FULL else QUICK)
 def test_random_requests(name: str, samples: int) -> None:
     seed = random.SystemRandom().getrandbits(32)
