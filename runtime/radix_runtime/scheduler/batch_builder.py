@@ -134,7 +134,7 @@ def _snapshot_borders(decision: Decision, page_size: int) -> list[tuple[int, int
         # The last two tokens of a prompt are always computed (Request.match_limit).
         border = (entry.end - 2 if ends_prompt else entry.end) // page_size * page_size
         if border > entry.start:
-            borders.append((entry.request.row, int(border)))  # numpy's, where end is
+            borders.append((entry.request.row, border))
     return borders
 
 

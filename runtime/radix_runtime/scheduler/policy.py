@@ -144,7 +144,8 @@ def plan_step(
     step needs more. Changes nothing but the cut of tree nodes at a match."""
     size = life.page_size
     streams, start = _streams(life.rows)
-    room = life.step_room - np.count_nonzero(start == life.rows.num_pages[streams] * size)
+    full = np.count_nonzero(start == life.rows.num_pages[streams] * size)
+    room = life.step_room - int(full)
     if room < 0:
         return Decision(shortage=True, rest=Blocked.NO_PAGES)
     decision = Decision()
