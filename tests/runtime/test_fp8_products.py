@@ -247,6 +247,17 @@ def test_amds_form_of_a_static_input_scale(monkeypatch: pytest.MonkeyPatch) -> N
     assert layer.input_scale.item() == pytest.approx(0.06)
 
 
+def gpu_driver(folder: Path, comm: ThreadCommunicator, args: ServerArgs | None = None) -> Driver:
+    """A rank that holds the checkpoint as a GPU does, in bfloat16."""
+    return Driver(
+        folder,
+        dtype=torch.bfloat16,
+        communicator=comm,  # type: ignore[arg-type]
+        args=args,
+        target=GPU,
+    )
+
+
 def relative(driver: Driver, reference: Any) -> float:
     """The median of the rows of one step's logits, for a close choice of experts may fall the other
     way; 0 on ranks without."""
@@ -294,12 +305,7 @@ def test_models(form: str, model: str, ranks: int, checkpoint: Any) -> None:
     files = checkpoint(model, quantize, settings)
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(
-            files.folder,
-            dtype=torch.bfloat16,
-            communicator=comm,  # type: ignore[arg-type]
-            target=GPU,
-        )
+        driver = gpu_driver(files.folder, comm)
         if model == "qwen3_moe_narrow":
             assert len(driver.model.model.layers[0].mlp.experts.local) < 5
         return relative(driver, files.reference)
@@ -312,12 +318,7 @@ def test_a_last_block_that_is_not_full_on_ranks(tmp_path: Path) -> None:
     files = q.write(q.random_model("llama_192"), tmp_path, q.fp8_odd_block, q.FP8_BLOCK)
 
     def work(comm: FusingCommunicator) -> float:
-        driver = Driver(
-            files.folder,
-            dtype=torch.bfloat16,
-            communicator=comm,  # type: ignore[arg-type]
-            target=GPU,
-        )
+        driver = gpu_driver(files.folder, comm)
         assert len(driver.model.model.layers[0].self_attn.o_proj.weight) == 256
         return relative(driver, files.reference)
 
@@ -339,13 +340,7 @@ def test_quantized_as_it_loads(model: str, ranks: int, tmp_path: Path) -> None:
     args = ServerArgs(model_path=str(tmp_path), quantization="fp8")
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(
-            tmp_path,
-            dtype=torch.bfloat16,
-            communicator=comm,  # type: ignore[arg-type]
-            args=args,
-            target=GPU,
-        )
+        driver = gpu_driver(tmp_path, comm, args)
         attention = driver.model.model.layers[0].self_attn
         assert attention.o_proj.weight.dtype == torch.float8_e4m3fn
         assert attention.o_proj.held_bytes() == weight_bytes(attention.o_proj)

@@ -27,7 +27,7 @@ from tests.runtime import quantized_models as q
 from tests.runtime.family_models import Checkpoints
 from tests.runtime.model_steps import ThreadCommunicator, run_ranks, worst_error
 from tests.runtime.stacked_format import StackedAtLoad, StackedMethod
-from tests.runtime.test_fp8_products import GPU, OF_A_MODEL, references, relative
+from tests.runtime.test_fp8_products import OF_A_MODEL, gpu_driver, references, relative
 from tests.runtime.tiny_models import (
     Driver,
     Sequence,
@@ -95,12 +95,7 @@ def test_fp8_in_blocks(tmp_path: Path, ranks: int) -> None:
     files = q.write(q.random_model("deepseek_v3"), tmp_path, q.fp8_odd_block, q.FP8_BLOCK)
 
     def work(comm: ThreadCommunicator) -> float:
-        driver = Driver(
-            files.folder,
-            dtype=torch.bfloat16,
-            communicator=comm,  # type: ignore[arg-type]
-            target=GPU,
-        )
+        driver = gpu_driver(files.folder, comm)
         for module in driver.model.modules():
             if isinstance(module, LatentAttention):
                 assert module.inputs is not None

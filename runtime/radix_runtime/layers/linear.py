@@ -43,9 +43,14 @@ class _Linear(WeightLayer, Fusible):
 
     def forward(self, x: Input) -> torch.Tensor:
         """x [T, in_features] -> [T, sum(sizes)]."""
+        return self._product(x, bias=self.bias)
+
+    def _product(
+        self, x: Input, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if isinstance(x, Quantized):
-            return self.method.apply_codes(self, x, bias=self.bias)
-        return self.method.apply(self, x, bias=self.bias)
+            return self.method.apply_codes(self, x, bias=bias, residual=residual)
+        return self.method.apply(self, x, bias=bias, residual=residual)
 
 
 class ReplicatedLinear(_Linear):
@@ -155,9 +160,6 @@ class RowParallelLinear(_Linear):
 
     def part(self, x: Input, residual: torch.Tensor | None = None) -> torch.Tensor:
         """This rank's part of the sum that `forward` gives."""
-        is_first = self._communicator.rank == 0
-        bias = self.bias if is_first else None
-        added = residual if is_first else None
-        if isinstance(x, Quantized):
-            return self.method.apply_codes(self, x, bias=bias, residual=added)
-        return self.method.apply(self, x, bias=bias, residual=added)
+        if self._communicator.rank == 0:
+            return self._product(x, bias=self.bias, residual=residual)
+        return self._product(x)

@@ -8,10 +8,11 @@ import torch
 
 from .. import ops
 from ..errors import ConfigError
-from .base import ExpertTerms, Input, LinearMethod, Quantized
+from .base import ExpertTerms, LinearMethod, Quantized
 from .dense import DenseMethod
 from .fp8 import BLOCK, Fp8Storage
 from .params import Inputs, LinearShape, Outputs, ParamSpec
+from .quantizing_product import Codes, QuantizingProduct
 from .row_products import RowProduct, has_whole_rows
 from .storage import StorageMethod, WidenedMethod, added, check_finite
 
@@ -36,17 +37,17 @@ class Fp8RowProduct(RowProduct):
     def quantizes_x(self) -> bool:
         return not self.has_input_scale
 
-    def quantized(self, layer: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantized(self, layer: Any, x: torch.Tensor) -> Codes:
         if self.has_input_scale:
             return ops.per_tensor_quant_fp8(x, layer.input_scale)
         return ops.per_token_quant_fp8(x)
 
     def rmsnorm_quantized(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Codes:
         return ops.rmsnorm_quant_fp8(x, weight, eps, None, residual=residual)
 
-    def silu_and_mul_quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def silu_and_mul_quantized(self, x: torch.Tensor) -> Codes:
         return ops.silu_and_mul_quant_fp8(x, None)
 
     def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -85,8 +86,9 @@ class ScaledExperts(LinearMethod):
         )
 
 
-class BlockProduct(ScaledExperts):
-    """layer.weight FP8 [out, in], weight_scale float32 [out / 128, in / 128]."""
+class BlockProduct(ScaledExperts, QuantizingProduct):
+    """layer.weight FP8 [out, in], weight_scale float32 [out / 128, in / 128]. x has a scale for
+    each token and 128 of its inputs."""
 
     special_ops = (
         "fp8_blockwise_scaled_mm",
@@ -98,48 +100,25 @@ class BlockProduct(ScaledExperts):
     input_unit = BLOCK
     scales_blocks = True
     quantizes_experts_x = True
-    adds_residual = False
 
     @property
     def is_divisible(self) -> bool:
         return True
 
-    @property
-    def quantizes_x(self) -> bool:
-        return True
+    def quantized(self, layer: Any, x: torch.Tensor) -> Codes:
+        return ops.per_token_group_quant(x, BLOCK)
 
-    def normed(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        residual: torch.Tensor | None = None,
-    ) -> Input:
-        codes, scales = ops.rmsnorm_quant_fp8(x, weight, eps, BLOCK, residual=residual)
-        return Quantized(codes=codes, scales=scales, dtype=x.dtype)
+    def rmsnorm_quantized(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> Codes:
+        return ops.rmsnorm_quant_fp8(x, weight, eps, BLOCK, residual=residual)
 
-    def gated(self, x: torch.Tensor) -> Input:
-        codes, scales = ops.silu_and_mul_quant_fp8(x, BLOCK)
-        return Quantized(codes=codes, scales=scales, dtype=x.dtype)
+    def silu_and_mul_quantized(self, x: torch.Tensor) -> Codes:
+        return ops.silu_and_mul_quant_fp8(x, BLOCK)
 
     def block_weight(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         weight: torch.Tensor = layer.weight[: layer.shape.out_features]
         return weight, layer.weight_scale
-
-    def apply(
-        self,
-        layer: Any,
-        x: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        out: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        codes, scales = ops.per_token_group_quant(x, BLOCK)
-        both = Quantized(codes=codes, scales=scales, dtype=x.dtype)
-        result = self.apply_codes(layer, both, bias=bias, residual=residual)
-        return result if out_dtype is None else result.to(out_dtype)
 
     def apply_codes(
         self,

@@ -11,6 +11,7 @@ from .codes import codes_method
 from .config import LayerKind, Target
 from .packed_int import Int8Storage
 from .params import LinearShape
+from .quantizing_product import Codes
 from .row_products import RowProduct, has_whole_rows
 from .storage import StorageMethod, WidenedMethod, check_finite
 
@@ -38,15 +39,15 @@ class Int8RowMethod(StorageMethod, RowProduct):
         check_finite(scales)
         layer.hold(weight=layer.weight.data, weight_scale=scales)
 
-    def quantized(self, layer: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantized(self, layer: Any, x: torch.Tensor) -> Codes:
         return ops.per_token_quant_int8(x)
 
     def rmsnorm_quantized(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Codes:
         return ops.rmsnorm_quant_int8(x, weight, eps, residual=residual)
 
-    def silu_and_mul_quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def silu_and_mul_quantized(self, x: torch.Tensor) -> Codes:
         return ops.silu_and_mul_quant_int8(x)
 
     def product(self, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
