@@ -30,7 +30,7 @@ check() {
 }
 
 for tool in ${TOOLS:-memcheck racecheck}; do
-  for family in ${FAMILIES:-prefill decode mla stores gemm before_hopper grouped experts code_experts moe pointwise refill step steps}; do
+  for family in ${FAMILIES:-prefill decode mla stores gemm last_tiles before_hopper grouped experts code_experts moe pointwise quantization quantized persistent refill step steps}; do
     begin=$SECONDS rc=0
     check "$family-$tool" "$packages" "$tool" "$family" || rc=$?
     ((rc == 0)) || failed=$((failed + 1))

@@ -18,13 +18,15 @@ from unittest import mock
 import radix_kernels as rk
 from radix_kernels import _dispatch
 from tests.gpu.sanitize.attention import decode, mla, prefill
-from tests.gpu.sanitize.pointwise import moe, pointwise, step, stores
+from tests.gpu.sanitize.persistent import persistent
+from tests.gpu.sanitize.pointwise import moe, pointwise, quantization, step, stores
 from tests.gpu.sanitize.products import (
     before_hopper,
     code_experts,
     experts,
     gemm,
     grouped,
+    last_tiles,
     refill,
 )
 from tests.gpu.sanitize.quantized import quantized
@@ -37,13 +39,16 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "mla": mla,
     "stores": stores,
     "gemm": gemm,
+    "last_tiles": last_tiles,
     "before_hopper": before_hopper,
     "grouped": grouped,
     "experts": experts,
     "code_experts": code_experts,
     "moe": moe,
     "pointwise": pointwise,
+    "quantization": quantization,
     "quantized": quantized,
+    "persistent": persistent,
     "refill": refill,
     "step": step,
     "steps": steps,

@@ -125,6 +125,40 @@ def pointwise() -> None:
         compare(f"apply_rope_inplace, {tokens} tokens of {heads} heads", there[0], q, 5e-3)
 
 
+def quantization() -> None:
+    """Norms with a residual and activations that quantize what they write, and plain quantization:
+    a scale a row, for each 128 elements, and one of all."""
+    rng = torch.Generator().manual_seed(0)
+    for tokens, size in ((1, 1024), (70, 1024), (9, 8192), (3, 20480)):
+        x, residual = half(rng, tokens, size), half(rng, tokens, size)
+        weight = half(rng, size)
+        normed, added = x.clone(), residual.clone()
+        rk.reference.fused_add_rmsnorm(normed, added, weight)
+        gated = rk.reference.silu_and_mul(x)
+        there = x.cuda()
+        of = f"{tokens} x {size}"
+        for group in (128, None):
+            sums = residual.cuda()
+            made = rk.rmsnorm_quant_fp8(there, weight.cuda(), group_size=group, residual=sums)
+            compare(f"rmsnorm_quant_fp8 of {of}, groups {group}", widened(*made), normed, 5e-2)
+            compare(f"residual of rmsnorm_quant_fp8 of {of}", sums, added, 5e-3)
+            made = rk.silu_and_mul_quant_fp8(there, group_size=group)
+            compare(f"silu_and_mul_quant_fp8 of {of}, groups {group}", widened(*made), gated, 5e-2)
+        sums = residual.cuda()
+        made = rk.rmsnorm_quant_int8(there, weight.cuda(), residual=sums)
+        compare(f"rmsnorm_quant_int8 of {of}", widened(*made), normed, 3e-2)
+        compare(f"residual of rmsnorm_quant_int8 of {of}", sums, added, 5e-3)
+        for op in (rk.per_token_quant_fp8, rk.per_token_group_quant, rk.per_tensor_quant_fp8):
+            compare(f"{op.__name__} of {of}", widened(*op(there)), x, 5e-2)
+
+
+def widened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The numbers that codes stand for, [tokens, size]; a scale a row, a group or all."""
+    groups = scales.shape[-1] if scales.ndim == 2 else 1
+    whole = values.float().unflatten(-1, (groups, -1))
+    return (whole * scales.reshape(-1, groups, 1)).flatten(-2)
+
+
 def moe() -> None:
     """Routing and sorting by expert, for numbers of experts with kernels of their own."""
     rng = torch.Generator().manual_seed(0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 
 import radix_kernels as rk
+from radix_kernels import _choices
 from radix_kernels._products import hopper_kernel
 from tests.gpu.sanitize.compare import FP8, HALF, compare, on_gpu
 from tests.kernel.code_experts import CodeKind, random_experts
@@ -135,6 +138,30 @@ def gemm() -> None:
         got = rk.linear_silu_and_mul(x.cuda(), w.cuda())
         expected = rk.reference.linear_silu_and_mul(x, w)
         compare(f"linear_silu_and_mul, {tokens} tokens", got, expected, 6e-3)
+
+
+def last_tiles() -> None:
+    """16-bit products of more tokens than fill whole tiles: operands swapped, in each of its sizes,
+    k shared by two blocks and not, gated ones, one or two warpgroups."""
+    rng = torch.Generator().manual_seed(0)
+    with mock.patch.object(_choices, "blas_is_ahead_of_fused", lambda *args, gated: False):
+        for tokens in (66, 100, 130, 150, 161):
+            for n, k in ((1032, 2056), (72, 136)):
+                fused_products(tokens, n, k, rng)
+        fused_products(130, 3080, 8192, rng)
+
+
+def fused_products(tokens: int, n: int, k: int, rng: torch.Generator) -> None:
+    """A product with a residual, and a gated one."""
+    x, w = (torch.randn(rows, k, generator=rng).to(HALF) for rows in (tokens, n))
+    residual = torch.randn(tokens, n, generator=rng).to(HALF)
+    product = x.double() @ w.double().T
+    got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
+    compare(f"linear with a residual, {tokens} x {n} x {k}", got, product + residual.double(), 5e-3)
+    gate, up = product.chunk(2, -1)
+    got = rk.linear_silu_and_mul(x.cuda(), w.cuda())
+    expected = torch.nn.functional.silu(gate) * up
+    compare(f"linear_silu_and_mul, {tokens} x {n} x {k}", got, expected, 1.2e-2)
 
 
 def grouped() -> None:
