@@ -181,76 +181,49 @@ class _MlaSizes(ctypes.Structure):
     ]
 
 
-SWAP_QK_H16 = 8_687_616  # bytes of MLA's workspace, by kernel
-WGMMA_H64 = 34_741_248
-CLUSTER_H16 = 1_083_392
-
-
-def mla_workspace(library, *, pages: int, **sizes: int) -> int:
-    """Bytes for rows of up to `pages` pages of 64 tokens."""
-    given = _MlaSizes(
-        struct_size=ctypes.sizeof(_MlaSizes),
-        tokens=max(64, sizes["batch"]),
-        page_size=64,
-        max_pages=pages,
-        **sizes,
-    )
-    found = ctypes.c_int64(-1)
-    query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
-    assert query(ctypes.byref(given), ctypes.byref(found)) == 0
-    return found.value
-
-
 def test_mla_asks_for_the_workspace_of_the_kernel_that_runs(library):
     """Rows of up to 163,840 tokens. Only `decode_split_fixed` has a tree for each row, and so needs
     more for longer ones."""
+    cluster_h16 = 1_083_392
+    swap_qk_h16 = 8_687_616
+    wgmma_h64 = 34_741_248
     split_fixed_16 = 194_641_920  # 16 query rows of a tile
     split_fixed_32 = 389_283_840
-    for heads, max_seqlen_q, any_split, item_size, expected in (
-        (128, 1, 1, 2, WGMMA_H64),
-        (128, 1, 1, 1, WGMMA_H64),
-        (16, 2, 1, 2, WGMMA_H64),
-        (16, 1, 1, 2, SWAP_QK_H16),
-        (16, 1, 1, 1, split_fixed_16),
-        (128, 1, 0, 2, split_fixed_32),
-        (16, 1, 0, 1, split_fixed_16),
-        (128, 1, 1, 0, WGMMA_H64),
-        (16, 1, 1, 0, split_fixed_16),
+    query = ctypes.CDLL(str(library)).rk_mla_decode_workspace_size
+    for heads, batch, max_seqlen_q, any_split, item_size, expected in (
+        (128, 32, 1, 1, 2, wgmma_h64),
+        (128, 32, 1, 1, 1, wgmma_h64),
+        (16, 32, 2, 1, 2, wgmma_h64),
+        (16, 9, 1, 1, 2, swap_qk_h16),
+        (16, 8, 1, 1, 2, cluster_h16),
+        (8, 8, 2, 1, 2, cluster_h16),
+        (16, 5, 2, 1, 2, wgmma_h64),
+        (16, 4, 2, 1, 2, cluster_h16),
+        (20, 4, 1, 1, 2, cluster_h16),
+        (33, 1, 1, 1, 2, wgmma_h64),
+        (16, 8, 2, 1, 1, wgmma_h64),
+        (16, 16, 1, 1, 1, split_fixed_16),
+        (16, 16, 1, 0, 2, split_fixed_16),
+        (16, 32, 1, 1, 1, split_fixed_16),
+        (128, 32, 1, 0, 2, split_fixed_32),
+        (16, 32, 1, 0, 1, split_fixed_16),
+        (128, 32, 1, 1, 0, wgmma_h64),
+        (16, 32, 1, 1, 0, split_fixed_16),
     ):
-        found = mla_workspace(
-            library,
-            pages=2560,
-            batch=32,
+        sizes = _MlaSizes(
+            struct_size=ctypes.sizeof(_MlaSizes),
+            tokens=max(64, batch),
+            batch=batch,
             heads=heads,
+            page_size=64,
+            max_pages=2560,
             max_seqlen_q=max_seqlen_q,
             any_split=any_split,
             kv_item_size=item_size,
         )
-        assert found == expected, (heads, max_seqlen_q, any_split, item_size)
-
-
-def test_few_rows_of_mla_have_clusters_where_none_can_be_long(library):
-    for heads, batch, max_seqlen_q, pages, expected in (
-        (16, 8, 1, 80, CLUSTER_H16),
-        (16, 8, 1, 81, SWAP_QK_H16),
-        (16, 9, 1, 80, SWAP_QK_H16),
-        (8, 8, 2, 80, CLUSTER_H16),
-        (16, 4, 2, 80, CLUSTER_H16),
-        (20, 4, 1, 80, CLUSTER_H16),
-        (20, 4, 1, 81, WGMMA_H64),
-        (16, 5, 2, 80, WGMMA_H64),
-        (33, 1, 1, 80, WGMMA_H64),
-    ):
-        found = mla_workspace(
-            library,
-            pages=pages,
-            batch=batch,
-            heads=heads,
-            max_seqlen_q=max_seqlen_q,
-            any_split=1,
-            kv_item_size=2,
-        )
-        assert found == expected, (heads, batch, max_seqlen_q, pages)
+        found = ctypes.c_int64(-1)
+        assert query(ctypes.byref(sizes), ctypes.byref(found)) == 0
+        assert found.value == expected, (heads, batch, max_seqlen_q, any_split, item_size)
 
 
 def test_nothing_of_cuda_is_linked(library):

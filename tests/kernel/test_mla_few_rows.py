@@ -1,8 +1,8 @@
 """MLA decode of few rows: each row's length decides, on the device, how many blocks share it.
 
-On Hopper up to 8 rows of up to 16 query rows, and 4 of up to 32, have a kernel of their own where
-the page table holds up to 5,120 tokens, in which a cluster of eight blocks has a row, or two have.
-Rows that several clusters share are built for longer ones, which other kernels serve so far."""
+On Hopper up to 8 rows of up to 16 query rows have a kernel of their own, in which a cluster of
+eight blocks has a row. Where clusters are left over, several share a row of more than 320 tokens
+for each block. Of up to 4 rows with up to 32 query rows each, two clusters have a row."""
 
 from __future__ import annotations
 

@@ -45,7 +45,6 @@ bool at_most_16_rows(const Shape& s) {
 }
 
 int cluster_of(const Shape& s) {
-  if (int64_t{s.max_pages} * s.page_size > cluster_h16::kMostTokens) return 0;
   return cluster_h16::blocks_of_row(s.batch, s.heads * s.max_seqlen_q);
 }
 

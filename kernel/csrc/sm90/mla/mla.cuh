@@ -45,8 +45,6 @@ void launch(const WgmmaArgs& args, rk_stream stream);
 namespace cluster_h16 {
 constexpr int kRows = 16, kMostBlocks = 256;
 constexpr int kMostClusters = 8;  // an H200 runs more at once, but not 16
-// Of a row, so that no cluster has only a part of it (share.cuh): parts have been tested on no GPU yet.
-constexpr int64_t kMostTokens = 5120;
 // Blocks of the cluster that has a row of up to `query_rows`, or 16 of them; 0: the call is not for this kernel.
 constexpr int blocks_of_row(int64_t batch, int64_t query_rows) {
   const int64_t clusters =
