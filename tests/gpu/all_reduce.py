@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -181,24 +182,60 @@ def check_mixed_sizes(r: Rank) -> str:
     return f"{calls} calls"
 
 
+@dataclass(frozen=True)
+class FixedCall:
+    """A collective on memory that stays where it is, and its result there."""
+
+    run: Callable[[], object]
+    out: torch.Tensor
+
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_add_rmsnorm")
+
+
+def fixed_call(r: Rank, kind: str, rows: int, seed: int) -> FixedCall:
+    """Of `rows` rows of 64 numbers from each rank."""
+    world = r.gpu.world_size
+    mine = r.randn(r.gpu.rank, (rows, 64), torch.bfloat16, seed=seed)
+    if kind == "all_reduce":
+        out = torch.empty_like(mine)
+        return FixedCall(lambda: r.gpu.all_reduce(mine, out), out)
+    if kind == "all_gather":
+        out = mine.new_empty(world, *mine.shape)
+        return FixedCall(lambda: r.gpu.all_gather(mine, out), out)
+    if kind == "reduce_scatter":
+        parts = r.randn(r.gpu.rank, (world, rows, 64), torch.bfloat16, seed=seed)
+        out = torch.empty_like(mine)
+        return FixedCall(lambda: r.gpu.reduce_scatter(parts, out), out)
+    weight = r.randn(98, (64,), torch.bfloat16)
+    first_residual = r.randn(99, (rows, 64), torch.bfloat16, seed=seed)
+    residual = torch.empty_like(first_residual)
+    out = torch.empty_like(mine)
+
+    def add_and_norm() -> None:
+        out.copy_(mine)
+        residual.copy_(first_residual)
+        r.gpu.all_reduce_add_rmsnorm(out, residual, weight, 1e-5)
+
+    return FixedCall(add_and_norm, out)
+
+
 def check_graphs(r: Rank) -> str:
-    """10,000 calls in replayed graphs, another stream busy, one rank delayed at random."""
-    shapes = (64, 4096, 40_000, 300_000)
-    calls, replays = (40, 5) if r.shared else (100, 100)
-    inputs = [r.randn(r.gpu.rank, (shapes[i % 4],), torch.bfloat16, seed=i) for i in range(calls)]
-    wants = [
-        reference.all_reduce(
-            r.of_all_ranks((shapes[i % 4],), torch.bfloat16, seed=i), compute_dtype=torch.float32
-        )
-        for i in range(calls)
-    ]
-    outs = [torch.empty_like(x) for x in inputs]
+    """10,000 calls of each collective in replayed graphs, another stream busy, one rank delayed at
+    random: the bits of a call by itself, which the other checks compare with the reference."""
+    many_rows = (1, 64, 625, 4688)
+    count, replays = (10, 5) if r.shared else (100, 100)
+    calls = [fixed_call(r, kind, many_rows[i % 4], i) for i in range(count) for kind in KINDS]
+    wants = []
+    for call in calls:
+        call.run()
+        wants.append(call.out.clone())
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
-        for x, out in zip(inputs, outs, strict=True):
-            r.gpu.all_reduce(x, out)
+        for call in calls:
+            call.run()
     other = torch.cuda.Stream()
     a = torch.randn(2048, 2048, device=r.device)
     wrong = torch.zeros((), dtype=torch.int64, device=r.device)
@@ -210,15 +247,15 @@ def check_graphs(r: Rank) -> str:
             for _ in range(4):
                 torch.mm(a, a)
         with torch.cuda.stream(stream):
-            for out in outs:
-                out.fill_(float("nan"))
+            for call in calls:
+                call.out.fill_(float("nan"))
             graph.replay()
-            for out, want in zip(outs, wants, strict=True):
-                wrong += (out != want).sum()
+            for call, want in zip(calls, wants, strict=True):
+                wrong += (call.out != want).sum()
     torch.cuda.synchronize()
     r.gpu.check()
     assert int(wrong) == 0, f"{int(wrong)} wrong elements"
-    return f"{calls * replays} calls"
+    return f"{count * replays} calls of each collective"
 
 
 CHECKS: tuple[Callable[[Rank], str], ...] = (

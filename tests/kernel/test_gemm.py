@@ -19,9 +19,9 @@ COMPOSED = {torch.float16: (2e-3, 6e-3), torch.bfloat16: (1.2e-2, 4e-2)}
 
 TOKENS = [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64]
 SHAPES = [(1, 8), (8, 64), (24, 72), (100, 200), (264, 1032), (1000, 512)]
-LARGE = [(6144, 1024), (1024, 4096), (34000, 256), (4096, 4096)]
-# From 96 MiB on: k shared or not.
-HUGE = [(12288, 4096), (24576, 2048)]
+LARGE = [(6144, 1024), (1024, 4096), (34000, 256), (4096, 4096), (8440, 2560), (9728, 2560)]
+# From 96 MiB on: k shared or not, in one round of tiles or more.
+HUGE = [(8192, 8192), (12288, 4096), (24576, 2048)]
 
 
 def oracle_linear(x, w, bias=None, residual=None):

@@ -23,6 +23,7 @@ constexpr int kThreads = 512;
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 1) one_shot_kernel(PeerView view, Bytes in, Bytes out, int per_block) {
   constexpr int kBatch = kUnderWay<N>;
+  wait_for_previous();
   const Channel<N> channel(view);
   Wait wait(view);
   const Stretch stretch(in, per_block);
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1) one_shot_kernel(PeerView view, By
 
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 1) two_shot_kernel(PeerView view, Bytes in, Bytes out, int per_block) {
+  wait_for_previous();
   const Channel<N> channel(view);
   Wait wait(view);
   const Stretch stretch(in, per_block);
@@ -77,6 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1) two_shot_kernel(PeerView view, By
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 1)
     reduce_scatter_kernel(PeerView view, Bytes in, int64_t part, Bytes out, int per_block) {
+  wait_for_previous();
   const Channel<N> channel(view);
   Wait wait(view);
   const Stretch mine({in.data + view.rank * part, in.n, in.aligned}, per_block);
@@ -99,6 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int N>
 __global__ void __launch_bounds__(kThreads, 1)
     all_gather_kernel(PeerView view, Bytes in, Bytes out, int64_t part, int per_block) {
+  wait_for_previous();
   const Channel<N> channel(view);
   Wait wait(view);
   const int64_t first = int64_t{blockIdx.x} * per_block, left = (in.n + 7) / 8 - first;
@@ -154,8 +158,8 @@ void all_reduce(const rk_all_reduce_args& args, rk_stream stream) {
       const auto kernel = plan.two_shot ? two_shot_kernel<T, N> : one_shot_kernel<T, N>;
       const int copies = plan.two_shot ? 2 : N, unit = plan.two_shot ? N : 1;
       for_pieces(comm, n, 16, plan.blocks, copies, unit, [&](int64_t begin, int64_t size, Cut cut) {
-        launch("all_reduce", comm.device(), stream, kernel, cut.blocks, plan.threads, comm.view(),
-               Bytes{in + begin, size, wide}, Bytes{out + begin, size, wide}, cut.per_block);
+        launch_dependent("all_reduce", comm.device(), stream, kernel, cut.blocks, plan.threads, comm.view(),
+                         Bytes{in + begin, size, wide}, Bytes{out + begin, size, wide}, cut.per_block);
       });
     });
   });
@@ -171,8 +175,8 @@ void reduce_scatter(const rk_reduce_scatter_args& args, rk_stream stream) {
       using T = typename decltype(t)::type;
       constexpr int N = decltype(world)::value;
       for_pieces(comm, n, 16, args.blocks, N, 1, [&](int64_t begin, int64_t size, Cut cut) {
-        launch("reduce_scatter", comm.device(), stream, reduce_scatter_kernel<T, N>, cut.blocks, kThreads, comm.view(),
-               Bytes{in + begin, size, wide}, n, Bytes{out + begin, size, wide}, cut.per_block);
+        launch_dependent("reduce_scatter", comm.device(), stream, reduce_scatter_kernel<T, N>, cut.blocks, kThreads,
+                         comm.view(), Bytes{in + begin, size, wide}, n, Bytes{out + begin, size, wide}, cut.per_block);
       });
     });
   });
@@ -186,8 +190,8 @@ void all_gather(const rk_all_gather_args& args, rk_stream stream) {
   dispatch_world(comm.world_size(), [&](auto world) {
     constexpr int N = decltype(world)::value;
     for_pieces(comm, n, 8, args.blocks, N, 1, [&](int64_t begin, int64_t size, Cut cut) {
-      launch("all_gather", comm.device(), stream, all_gather_kernel<N>, cut.blocks, kThreads, comm.view(),
-             Bytes{in + begin, size, wide}, Bytes{out + begin, size, wide}, n, cut.per_block);
+      launch_dependent("all_gather", comm.device(), stream, all_gather_kernel<N>, cut.blocks, kThreads, comm.view(),
+                       Bytes{in + begin, size, wide}, Bytes{out + begin, size, wide}, n, cut.per_block);
     });
   });
 }

@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     all_reduce_norm_kernel(PeerView view, Bytes in, Norm<T> norm, int per_block) {
   constexpr int kSize = 16 / sizeof(T);
   __shared__ Pack<T, kSize> kept[kMaxRowWords];  // every thread reads what it has written
+  wait_for_previous();
   const Channel<N> channel(view);
   Wait wait(view);
   const Stretch stretch(in, per_block);
@@ -219,10 +220,10 @@ void all_reduce_add_rmsnorm(const rk_all_reduce_add_rmsnorm_args& args, rk_strea
           norm.quantized += start;
           norm.scale += first * (norm.grouped ? hidden / kGroup : 1);
         }
-        launch("all_reduce_add_rmsnorm", comm.device(), stream, kernel,
-               static_cast<unsigned>(ceil_div(count, per_block)), kThreads, comm.view(),
-               Bytes{reinterpret_cast<char*>(data_ptr<T>(input) + start), count * row_bytes, true}, norm,
-               static_cast<int>(per_block * row_words));
+        launch_dependent("all_reduce_add_rmsnorm", comm.device(), stream, kernel,
+                         static_cast<unsigned>(ceil_div(count, per_block)), kThreads, comm.view(),
+                         Bytes{reinterpret_cast<char*>(data_ptr<T>(input) + start), count * row_bytes, true}, norm,
+                         static_cast<int>(per_block * row_words));
       }
     });
   });

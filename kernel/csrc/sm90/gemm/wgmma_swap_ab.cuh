@@ -7,11 +7,11 @@
 
 namespace radix::gemm {
 
-// Blocks that share k, for a weight too small to give every multiprocessor rows of its own. From n, k and the tokens'
-// range (1 .. 16, 17 .. 64) alone: a token's bits depend on it.
+// Blocks that share k, for a weight too small to give every multiprocessor 64 rows of its own. From n, k and the
+// tokens' range (1 .. 16, 17 .. 64) alone: a token's bits depend on it.
 inline int swap_ab_splits(const Problem& q, int multiprocessors) {
   const int chunks = (q.k * q.element_size() + 127) / 128;
-  if (q.n >= 160 * multiprocessors || chunks < 8) return 1;
+  if (q.n >= 64 * multiprocessors || chunks < 8) return 1;
   if (q.n >= 16 * multiprocessors || chunks < 32) return 2;
   return q.m <= kMmaM16Tokens ? 8 : 4;
 }
