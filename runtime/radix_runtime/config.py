@@ -145,7 +145,7 @@ class ServerArgs:
         None, "paged, triton, torch_native or a registered name; default: the best"
     )
     mem_fraction_static: float | None = _engine(
-        None, "share of memory to use; GPU: all but 12 %, at most 6 GiB", "--gpu-memory-utilization"
+        None, "share of memory to use; GPU: all but 12 %, at most 5 GiB", "--gpu-memory-utilization"
     )
     max_total_tokens: int | None = _engine(None, "KV cache size in tokens", minimum=2)
     kv_cache_dtype: str = _engine(

@@ -52,7 +52,7 @@ FREE = "; 1.00 of 100.00 GiB are free; "
         (
             Stage.GRAPHS,
             {"cuda_graph_max_bs": 64},
-            "lower --cuda-graph-max-bs (now 64) or lower --mem-fraction-static (now 0.94) to 0.84 "
+            "lower --cuda-graph-max-bs (now 64) or lower --mem-fraction-static (now 0.95) to 0.85 "
             "or set --disable-cuda-graph",
         ),
         (
@@ -69,7 +69,7 @@ FREE = "; 1.00 of 100.00 GiB are free; "
         (
             Stage.SERVING,
             {},
-            "lower --mem-fraction-static (now 0.94) to 0.84 or lower --chunked-prefill-size "
+            "lower --mem-fraction-static (now 0.95) to 0.85 or lower --chunked-prefill-size "
             "(now 16384) or lower --max-running-requests (now 256)",
         ),
     ],
@@ -82,7 +82,7 @@ def test_flag_direction_and_amount(stage: Stage, settings: dict[str, Any], text:
 @pytest.mark.parametrize("wanted", ["", "Tried to allocate 95.00 GiB", "Tried to allocate 2 MiB"])
 def test_no_share_is_advised_that_is_unknown_or_senseless(wanted: str) -> None:
     message = no_memory(ARGS, GPU, Stage.SERVING, OutOfMemory(wanted))
-    assert "lower --mem-fraction-static (now 0.94) or lower --chunked" in message
+    assert "lower --mem-fraction-static (now 0.95) or lower --chunked" in message
 
 
 def test_a_step_that_runs_out_of_memory_says_what_to_do(

@@ -9,7 +9,7 @@ _CPU_SHARE = 0.25  # of what is available after loading, without --mem-fraction-
 _CPU_FULL = 4  # times what running requests can fill is enough on a CPU, with cached prefixes
 # Spared on a GPU, without --mem-fraction-static: for penalties, masks and fragmentation.
 _GPU_SPARE_SHARE = 0.12
-_GPU_SPARE_MOST = 6 << 30  # bytes
+_GPU_SPARE_MOST = 5 << 30  # bytes
 _DEMO_LIMIT = 512 << 20  # bytes
 _MIB = 1 << 20
 _GIB = 1 << 30
