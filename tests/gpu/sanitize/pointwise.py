@@ -107,7 +107,7 @@ def pointwise() -> None:
         compare(f"rmsnorm_quant_int8, {tokens} x {size}", values * scales, expected, 2e-2)
         values, scales = rk.silu_and_mul_quant_int8(x.cuda())
         expected = rk.reference.silu_and_mul(x)
-        compare(f"silu_and_mul_quant_int8, {tokens} x {size}", values * scales, expected, 2e-2)
+        compare(f"silu_and_mul_quant_int8, {tokens} x {size}", values * scales, expected, 4e-2)
         values, scales = rk.per_token_quant_int8(x.cuda())
         compare(f"per_token_quant_int8, {tokens} x {size}", values * scales, x, 2e-2)
         there = x.cuda(), residual.cuda()

@@ -152,14 +152,14 @@ def last_tiles() -> None:
 
 
 def fused_products(tokens: int, n: int, k: int, rng: torch.Generator) -> None:
-    """A product with a residual, and a gated one."""
-    x, w = (torch.randn(rows, k, generator=rng).to(HALF) for rows in (tokens, n))
+    """A product with a residual, and a gated one of as many results."""
+    x, w, both = (torch.randn(rows, k, generator=rng).to(HALF) for rows in (tokens, n, 2 * n))
     residual = torch.randn(tokens, n, generator=rng).to(HALF)
-    product = x.double() @ w.double().T
     got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
-    compare(f"linear with a residual, {tokens} x {n} x {k}", got, product + residual.double(), 5e-3)
-    gate, up = product.chunk(2, -1)
-    got = rk.linear_silu_and_mul(x.cuda(), w.cuda())
+    expected = x.double() @ w.double().T + residual.double()
+    compare(f"linear with a residual, {tokens} x {n} x {k}", got, expected, 5e-3)
+    gate, up = (x.double() @ both.double().T).chunk(2, -1)
+    got = rk.linear_silu_and_mul(x.cuda(), both.cuda())
     expected = torch.nn.functional.silu(gate) * up
     compare(f"linear_silu_and_mul, {tokens} x {n} x {k}", got, expected, 1.2e-2)
 
