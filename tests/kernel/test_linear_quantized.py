@@ -197,9 +197,11 @@ def test_rows_that_are_not_finite(kind, rng):
 def test_quantization_at_packing(dtype, bits, group, rng):
     if bits == 4 and not group:
         pytest.skip("4 bits need groups")
-    for n, k in [*SIZES, (5, 7)]:
+    for n, k in [*SIZES, (5, 7), (17, 1700)]:
         w = spread((n, k), dtype, rng)
         w[0] = 0
+        # Many largest ones: of both signs the first decides.
+        w[1::3] = torch.randint(-3, 4, w[1::3].shape, generator=rng).to(dtype)
         kind = {8: "int8", 4: "int4"}[bits]
         packed = rk.pack_weight(w, kind=kind, group=group)
         codes, scales = reference.quantize_weight(w, bits, group)

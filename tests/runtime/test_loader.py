@@ -18,6 +18,7 @@ from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
 from radix_runtime.models.decoder import DecoderForCausalLM
+from radix_runtime.quantization.params import ParamSpec
 from tests.runtime.tiny_models import (
     TINY,
     Driver,
@@ -235,6 +236,29 @@ def test_a_source_is_freed_before_the_next_is_read(
     monkeypatch.setattr(loader.torch, "empty", counted_empty)
     Driver(original)
     assert 1 <= peak <= 4  # qkv, o and gate_up at once, beside the embedding
+
+
+def test_a_weight_of_one_tensor_is_packed_as_it_lies_in_the_file(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of the file stays mapped."""
+    read: list[torch.Size] = []
+    in_place = ParamSpec.part_in_place
+
+    def recorded(spec: ParamSpec, *args: Any) -> torch.Tensor | None:
+        piece = in_place(spec, *args)
+        if piece is not None:
+            read.append(piece.shape)
+        return piece
+
+    monkeypatch.setattr(ParamSpec, "part_in_place", recorded)
+    driver = Driver(original)
+    config = json.loads((original / "config.json").read_text())
+    count = 2 * config["num_hidden_layers"]  # of attention and of the MLP, the products at the end
+    assert len(read) == count + (not config["tie_word_embeddings"])
+    assert not any(param.is_meta for param in driver.model.parameters())
+    maps = Path("/proc/self/maps").read_text()
+    assert str(original) not in maps
 
 
 class Recorder:

@@ -62,8 +62,9 @@ def part_name(module: str, part: Part) -> str:
 
 class Layer(nn.Module):
     """A module with parameters, created on the meta device. For each parameter the loader calls
-    `allocate`, then `weight_loader` once for every part, then `finalize`; at the end `complete` of
-    every layer. These defaults are of a parameter that every rank holds whole."""
+    `allocate`, then `weight_loader` once for every part, or `part_in_place` for the only one, then
+    `finalize`; at the end `complete` of every layer. These defaults are of a parameter that every
+    rank holds whole."""
 
     # Ops of the wheel that this layer needs and most models do not.
     special_ops: tuple[str, ...] = ()
@@ -92,6 +93,14 @@ class Layer(nn.Module):
         """Memory for parameter `name`, of its shape and dtype."""
         param: torch.Tensor = getattr(self, name)
         return torch.empty(param.shape, dtype=param.dtype, device=device)
+
+    def part_in_place(
+        self, name: str, source: TensorSource, part: Part, device: torch.device
+    ) -> torch.Tensor | None:
+        """This rank's slice of `source` as it lies in the file, where it serves as parameter `name`
+        until `finalize`, which comes before the file is closed; None where it must be copied.
+        Raises ValueError on an unexpected shape."""
+        return None
 
     def weight_loader(
         self, name: str, param: torch.Tensor, source: TensorSource, part: Part

@@ -303,6 +303,15 @@ class _Parameter:
             f"{part_name(prefix, part)}.{layer.suffix(name)}": part for part in layer.parts(name)
         }
 
+    def load(self, source: TensorSource, part: Part) -> None:
+        """Takes in one of its tensors, in place where that is possible. Raises ValueError."""
+        layer = self.layer
+        in_place = layer.part_in_place(self.name, source, part, self._device)
+        if in_place is None:
+            layer.weight_loader(self.name, self.memory(), source, part)
+        else:
+            setattr(layer, self.name, nn.Parameter(in_place, requires_grad=False))
+
     def memory(self) -> torch.Tensor:
         """The parameter's memory on its device, allocated when it is first asked for."""
         param: torch.Tensor = getattr(self.layer, self.name)
@@ -354,7 +363,7 @@ def _fill(places: _Places, tensors: Iterable[_Tensor]) -> None:
         missing.remove(tensor.name)
         param, part = places[tensor.name]
         try:
-            param.layer.weight_loader(param.name, param.memory(), tensor.source, part)
+            param.load(tensor.source, part)
         except (ValueError, SafetensorError) as error:
             raise tensor.unusable(error) from None
         if missing.isdisjoint(param.sources):

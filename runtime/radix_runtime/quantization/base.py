@@ -90,6 +90,12 @@ class LinearMethod(ABC):
     fast_accum: bool = False
 
     @property
+    def repacks(self) -> bool:
+        """Whether `finalize` makes something else of the parameters on a CPU, and keeps none of
+        their memory."""
+        return False
+
+    @property
     def quantizes_x(self) -> bool:
         """Whether `normed` and `gated` give codes, in one pass."""
         return False

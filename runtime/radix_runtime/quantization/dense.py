@@ -26,6 +26,10 @@ class DenseMethod(LinearMethod):
     def is_divisible(self) -> bool:
         return self.kind is None and self.widens is None
 
+    @property
+    def repacks(self) -> bool:
+        return ops.capabilities()["backend"] == "cpu"  # others hold the rows as they are
+
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
 
@@ -102,6 +106,8 @@ class DenseMethod(LinearMethod):
 
 class PlainMethod(DenseMethod):
     """A weight that stays an [out, in] tensor on every device: an embedding that is no head too."""
+
+    repacks = False
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         return shape.out_features * shape.in_features * dtype.itemsize

@@ -2,6 +2,7 @@
 // level.
 #include "cpu/linear/quantized.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "cpu/linear/floats4.h"
 #include "cpu/linear/layout.h"
 #include "cpu/linear/matrix.h"
+#include "cpu/linear/quantize_w.h"
 #include "cpu/simd_scalar.h"
 #include "cpu/thread_pool.h"
 
@@ -31,13 +33,35 @@ void for_blocks(const rk_packed_desc& desc, const Quantized& q, const Fn& fn) {
                });
 }
 
+bool has_float8(const Quantized& q) {
+  return q.floats && q.bits == 8;
+}
+
 uint8_t get_code(const Quantized& q, const uint8_t* block, int64_t n, int64_t k) {
   const uint8_t byte = block[q.code(n, k)];
   return q.bits == 8 ? byte : Quantized::high(k) ? byte >> 4 : byte & 15;
 }
-// Into a block that was cleared before.
-void put_code(const Quantized& q, uint8_t* block, int64_t n, int64_t k, uint8_t code) {
-  block[q.code(n, k)] |= static_cast<uint8_t>(q.bits == 4 && Quantized::high(k) ? code << 4 : code);
+// Codes of inputs [k, k + count) of output n; k is a multiple of 8, and the bytes up to the next one are 0. kStep: as
+// many as lie together in the block, 8 of 4 bits.
+template <int64_t kStep>
+void put_codes_by(const Quantized& q, uint8_t* block, int64_t n, int64_t k, int64_t count, const uint8_t* codes) {
+  constexpr int64_t kBytes = kStep == 8 ? 4 : kStep, kEach = kBlockN * kBytes;
+  uint8_t* to = block + q.code(n, k);
+  for (int64_t i = 0; i < count; i += kStep, to += kEach) {
+    if constexpr (kStep == 8) {
+      uint32_t low, high;
+      std::memcpy(&low, codes + i, sizeof low);
+      std::memcpy(&high, codes + i + 4, sizeof high);
+      low |= high << 4;
+      std::memcpy(to, &low, sizeof low);
+    } else {
+      std::memcpy(to, codes + i, kBytes);
+    }
+  }
+}
+void put_codes(const Quantized& q, uint8_t* block, int64_t n, int64_t k, int64_t count, const uint8_t* codes) {
+  if (q.bits == 4) return put_codes_by<8>(q, block, n, k, count, codes);
+  has_float8(q) ? put_codes_by<2>(q, block, n, k, count, codes) : put_codes_by<4>(q, block, n, k, count, codes);
 }
 
 template <class Fn>
@@ -69,58 +93,74 @@ int zero_of(const Quantized& q, const uint8_t* block, int64_t n, int64_t g) {
   return q.bits == 8 || q.has_mins || q.floats ? 0 : kNibbleZero;
 }
 
-bool has_float8(const Quantized& q) {
-  return q.floats && q.bits == 8;
-}
-
 float value_of(const Quantized& q, uint8_t code) {
   if (has_float8(q)) return e4m3_values()[code];
   if (q.floats) return kTwiceFloats[code];
   return q.bits == 8 ? static_cast<int8_t>(code) : code;
 }
 
-// Quantizes inputs [k0, k1) of output n: values(k) -> codes, scale.
-template <class Values>
-void quantize_group(const Quantized& q, uint8_t* block, int64_t n, int64_t g, const Values& values) {
-  const int64_t k0 = g * q.group, k1 = k0 + q.group < q.k ? k0 + q.group : q.k;
-  float extreme = 0;  // the value that is largest in size
-  for (int64_t k = k0; k < k1; k++)
-    if (std::fabs(values(k)) > std::fabs(extreme)) extreme = values(k);
+// Quantizes group g of output n, whose inputs are `row`; false if one is not finite.
+template <class T>
+bool quantize_group(const Quantized& q, uint8_t* block, int64_t n, int64_t g, const WeightRow<T>& row) {
+  Extremes seen;
+  for_pieces(row, [&](int64_t, int64_t size, const float* values) { seen.see(values, size); });
+  if (!seen.finite) return false;
+  const float extreme = first_extreme(row, seen);
   float scale = q.bits == 8 ? std::fabs(extreme) / (q.floats ? kLargestE4m3 : 127) : extreme / -8;
   dispatch_scale(q, block + q.scales, [&](auto, auto* scales) {
     from_float(scale, scales[g * kBlockN + n]);
     scale = to_float(scales[g * kBlockN + n]);
   });
   const int low = q.bits == 8 ? -127 : -8, high = q.bits == 8 ? 127 : 7, zero = q.bits == 8 ? 0 : kNibbleZero;
-  for (int64_t k = k0; k < k1; k++) {
-    const float wanted = scale != 0 ? values(k) / scale : 0;
-    if (has_float8(q)) {
-      put_code(q, block, n, k, to_e4m3(wanted));
-      continue;
+  for_pieces(row, [&](int64_t begin, int64_t size, const float* values) {
+    uint8_t codes[kPieceInputs];
+    const int64_t whole = linear_layout::round_up(size, kLanes);
+    if (scale == 0) {
+      std::memset(codes, zero, whole);
+    } else if (has_float8(q)) {
+      round_to_float8(values, whole, scale, codes);
+    } else {
+      round_to_codes(values, whole, scale, low, high, zero, codes);
     }
-    const float steps = std::nearbyintf(wanted);
-    const float code = steps < low ? low : steps > high ? high : steps;
-    put_code(q, block, n, k, static_cast<uint8_t>(static_cast<int>(code) + zero));
-  }
+    std::memset(codes + size, 0, whole - size);
+    put_codes(q, block, n, g * q.group + begin, size, codes);
+  });
+  return true;
 }
 
-void check_finite(const rk_pack_weight_args& a) {
+// All groups of a block's outputs [n0, n0 + count); returns the first output with a value that is not finite, or -1.
+int64_t quantize_block(const rk_pack_weight_args& a, const Quantized& q, uint8_t* block, int64_t n0, int64_t count) {
+  int64_t bad = -1;
   dispatch_float(dtype_of(*a.weight), [&](auto type) {
-    const Matrix<typename decltype(type)::type> w(*a.weight);
-    for (int64_t n = 0; n < a.desc->n; n++) {
-      float poison = 0;
-      for (int64_t k = 0; k < a.desc->k; k++) poison += to_float(w(n, k)) * 0;
-      if (poison != 0) fail(RK_INVALID, "pack_weight: w has a value in row %lld that is not finite", (long long)n);
+    using T = typename decltype(type)::type;
+    const Matrix<T> w(*a.weight);
+    for (int64_t n = 0; n < count && bad < 0; n++) {
+      for (int64_t k0 = 0; k0 < q.k; k0 += q.group) {
+        const WeightRow<T> row = {&w(n0 + n, k0), w.col, std::min(q.group, q.k - k0)};
+        if (!quantize_group(q, block, n, k0 / q.group, row)) bad = n0 + n;
+      }
     }
   });
+  return bad;
 }
 
 void copy_codes(const rk_pack_weight_args& a, const Quantized& q, uint8_t* block, int64_t n0, int64_t count) {
   const Matrix<uint8_t> w(*a.weight);
   for (int64_t n = 0; n < count; n++) {
-    for (int64_t k = 0; k < q.k; k++) {
-      const uint8_t byte = w(n0 + n, q.bits == 8 ? k : k / 2);
-      put_code(q, block, n, k, q.bits == 8 ? byte : k % 2 ? byte >> 4 : byte & 15);
+    for (int64_t k0 = 0; k0 < q.k; k0 += kPieceInputs) {
+      const int64_t size = std::min(kPieceInputs, q.k - k0);
+      uint8_t codes[kPieceInputs] = {};
+      if (q.bits == 8 && w.col == 1) {
+        std::memcpy(codes, &w(n0 + n, k0), size);
+      } else if (q.bits == 8) {
+        for (int64_t k = 0; k < size; k++) codes[k] = w(n0 + n, k0 + k);
+      } else {
+        for (int64_t k = 0; k < size; k++) {
+          const uint8_t byte = w(n0 + n, (k0 + k) / 2);
+          codes[k] = k % 2 ? byte >> 4 : byte & 15;
+        }
+      }
+      put_codes(q, block, n, k0, size, codes);
     }
     for (int64_t g = 0; g < q.groups_k; g++) {
       const auto copy = [&](uint8_t* to, const rk_tensor& from) {
@@ -167,23 +207,23 @@ void check_float8(const rk_pack_weight_args& a, const Quantized& q) {
 
 void pack_quantized(const rk_pack_weight_args& a) {
   const Quantized q(*a.desc);
-  if (!a.scales) check_finite(a);
   if (a.zeros) check_zeros(a, q);
   if (q.scale_type == DType::u8) check_powers(a, q);
   if (has_float8(q) && a.scales) check_float8(a, q);
   uint8_t* packed = data_ptr<uint8_t>(*a.packed);
+  std::atomic<int64_t> first_bad{a.desc->n};
   for_blocks(*a.desc, q, [&](int64_t b) {
     uint8_t* block = packed + b * q.block;
     std::memset(block, 0, q.block);
     const int64_t n0 = b * kBlockN, count = a.desc->n - n0 < kBlockN ? a.desc->n - n0 : kBlockN;
     if (a.scales) return copy_codes(a, q, block, n0, count);
-    dispatch_float(dtype_of(*a.weight), [&](auto type) {
-      const Matrix<typename decltype(type)::type> w(*a.weight);
-      for (int64_t n = 0; n < count; n++)
-        for (int64_t g = 0; g < q.groups_k; g++)
-          quantize_group(q, block, n, g, [&](int64_t k) { return to_float(w(n0 + n, k)); });
-    });
+    const int64_t bad = quantize_block(a, q, block, n0, count);
+    int64_t seen = first_bad;
+    while (bad >= 0 && bad < seen && !first_bad.compare_exchange_weak(seen, bad)) {
+    }
   });
+  if (first_bad < a.desc->n)
+    fail(RK_INVALID, "pack_weight: w has a value in row %lld that is not finite", (long long)first_bad.load());
 }
 
 void unpack_quantized(const rk_unpack_weight_args& a) {
