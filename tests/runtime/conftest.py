@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,21 @@ from tests.runtime.command import Run
 # httpx gives up after five seconds, in which a busy machine may not answer.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the loader takes back becomes NaN: no weight may lie there any more."""
+    loader = sys.modules.get("radix_runtime.models.loader")
+    if loader is None:
+        return
+    give_back = loader._Staging.give_back
+
+    def poisoned(staging: Any, memory: Any) -> None:
+        memory.view(-1).view(loader.torch.uint8).fill_(0xFF)
+        give_back(staging, memory)
+
+    monkeypatch.setattr(loader._Staging, "give_back", poisoned)
 
 
 @pytest.fixture

@@ -94,12 +94,15 @@ class Layer(nn.Module):
         param: torch.Tensor = getattr(self, name)
         return torch.empty(param.shape, dtype=param.dtype, device=device)
 
-    def part_in_place(
-        self, name: str, source: TensorSource, part: Part, device: torch.device
-    ) -> torch.Tensor | None:
-        """This rank's slice of `source` as it lies in the file, where it serves as parameter `name`
-        until `finalize`, which comes before the file is closed; None where it must be copied.
-        Raises ValueError on an unexpected shape."""
+    def is_repacked(self, name: str, device: torch.device) -> bool:
+        """Whether `finalize` comes as soon as parameter `name` is loaded, and leaves nothing of its
+        memory in use."""
+        return False
+
+    def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor | None:
+        """This rank's slice of `source` as it lies in the file, where it can serve as parameter
+        `name`, which is repacked, until `finalize`; None where it must be copied. Raises ValueError
+        on an unexpected shape."""
         return None
 
     def weight_loader(

@@ -141,12 +141,11 @@ class WeightLayer(Layer):
     def check_source(self, name: str, source: TensorSource, part: Part) -> None:
         self._specs[name].check_part(self.shape, source.get_shape(), part)
 
-    def part_in_place(
-        self, name: str, source: TensorSource, part: Part, device: torch.device
-    ) -> torch.Tensor | None:
-        # `finalize` waits for all parameters of the method.
-        if device.type != "cpu" or not self.method.repacks or self._of_method != (name,):
-            return None
+    def is_repacked(self, name: str, device: torch.device) -> bool:
+        # The method waits for all of its parameters.
+        return device.type == "cpu" and self.method.repacks and self._of_method == (name,)
+
+    def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor | None:
         return self._specs[name].part_in_place(self.shape, source, part)
 
     def weight_loader(

@@ -2,8 +2,8 @@
 GGUF file.
 
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is
-filled twice are errors. A rank reads only its slices. A parameter is packed, and its source freed,
-as soon as it is complete: no second copy of the weights ever exists."""
+filled twice are errors. A rank reads only its slices. A parameter is packed as soon as it is
+complete, from the file itself where it is one tensor: no second copy of the weights ever exists."""
 
 import logging
 import time
@@ -68,8 +68,11 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         _tell_of_widening(layers, ctx.dtype)
     special_ops = {op for layer in layers for op in layer.special_ops}
     ops.use_native(special_ops, str(ctx.dtype).removeprefix("torch."), quiet=quiet)
+    staging = _Staging()
     params = [
-        _Parameter(cast(Layer, module), prefix=prefix, name=name, device=ctx.device)
+        _Parameter(
+            cast(Layer, module), prefix=prefix, name=name, device=ctx.device, staging=staging
+        )
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
@@ -290,15 +293,37 @@ class _Checkpoint:
         return name.rpartition(".")[0] not in self._elsewhere
 
 
+class _Staging:
+    """Memory of parameters that are repacked. The next one of the same size gets it again, for a
+    system clears each page that it hands out anew."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+
+    def take(self, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Memory with any values."""
+        free = self._free.get((size, dtype))
+        return free.pop() if free else torch.empty(size, dtype=dtype)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """Nothing else uses it any more."""
+        self._free.setdefault((memory.shape, memory.dtype), []).append(memory)
+
+
 class _Parameter:
     """A parameter that is to be loaded. `sources`: the names of its tensors, and the part that each
     of them is."""
 
-    def __init__(self, layer: Layer, *, prefix: str, name: str, device: torch.device) -> None:
+    def __init__(
+        self, layer: Layer, *, prefix: str, name: str, device: torch.device, staging: _Staging
+    ) -> None:
         self.layer = layer
         self.name = name
         self.path = f"{prefix}.{name}"
         self._device = device
+        self._staging = staging
+        self._staged: torch.Tensor | None = None
+        self._is_repacked = layer.is_repacked(name, device)
         self.sources: dict[str, Part] = {
             f"{part_name(prefix, part)}.{layer.suffix(name)}": part for part in layer.parts(name)
         }
@@ -306,19 +331,33 @@ class _Parameter:
     def load(self, source: TensorSource, part: Part) -> None:
         """Takes in one of its tensors, in place where that is possible. Raises ValueError."""
         layer = self.layer
-        in_place = layer.part_in_place(self.name, source, part, self._device)
+        in_place = layer.part_in_place(self.name, source, part) if self._is_repacked else None
         if in_place is None:
             layer.weight_loader(self.name, self.memory(), source, part)
         else:
-            setattr(layer, self.name, nn.Parameter(in_place, requires_grad=False))
+            self._put(in_place)
 
     def memory(self) -> torch.Tensor:
-        """The parameter's memory on its device, allocated when it is first asked for."""
+        """The parameter's memory on its device, from when it is first asked for."""
         param: torch.Tensor = getattr(self.layer, self.name)
-        if param.is_meta:
-            param = self.layer.allocate(self.name, self._device)
-            setattr(self.layer, self.name, nn.Parameter(param, requires_grad=False))
+        if param.is_meta and self._is_repacked:
+            self._staged = self._staging.take(param.shape, param.dtype)
+            param = self._put(self._staged)
+        elif param.is_meta:
+            param = self._put(self.layer.allocate(self.name, self._device))
         return param.data
+
+    def finalize(self) -> None:
+        """All of its tensors are loaded. Raises ValueError."""
+        self.layer.finalize(self.name)
+        if self._staged is not None:
+            self._staging.give_back(self._staged)
+            self._staged = None
+
+    def _put(self, tensor: torch.Tensor) -> nn.Parameter:
+        param = nn.Parameter(tensor, requires_grad=False)
+        setattr(self.layer, self.name, param)
+        return param
 
 
 _Places = dict[str, tuple[_Parameter, Part]]
@@ -368,7 +407,7 @@ def _fill(places: _Places, tensors: Iterable[_Tensor]) -> None:
             raise tensor.unusable(error) from None
         if missing.isdisjoint(param.sources):
             try:
-                param.layer.finalize(param.name)
+                param.finalize()
             except ValueError as error:
                 parts = " + ".join(param.sources)
                 raise ConfigError(f"{tensor.file}: {parts} {error}") from None
@@ -381,7 +420,7 @@ def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
         checksum = zlib.crc32(f"{seed}/{param.path}".encode())
         generator = torch.Generator(memory.device).manual_seed(checksum)
         param.layer.fill_random(param.name, memory, generator)
-        param.layer.finalize(param.name)
+        param.finalize()
 
 
 def _is_surplus(name: str, is_tied: bool) -> bool:

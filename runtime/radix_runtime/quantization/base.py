@@ -86,14 +86,11 @@ class LinearMethod(ABC):
     packs_experts: bool = False
     # `apply` adds the residual in its product; where it does not, the norm that follows can.
     adds_residual: bool = True
+    # On a CPU `finalize` makes something else of the parameters, and keeps none of their memory:
+    # the next layer's are loaded there, and a tensor of a file is not copied before.
+    repacks: bool = False
     # Sums of its products may be kept to 14 bits (Target.fp8_fast_accum).
     fast_accum: bool = False
-
-    @property
-    def repacks(self) -> bool:
-        """Whether `finalize` makes something else of the parameters on a CPU, and keeps none of
-        their memory."""
-        return False
 
     @property
     def quantizes_x(self) -> bool:

@@ -21,14 +21,11 @@ class DenseMethod(LinearMethod):
     that of `ops.pack_weight`; None: the compute type."""
 
     kind: str | None = None
+    repacks = True
 
     @property
     def is_divisible(self) -> bool:
         return self.kind is None and self.widens is None
-
-    @property
-    def repacks(self) -> bool:
-        return ops.capabilities()["backend"] == "cpu"  # others hold the rows as they are
 
     def params(self, shape: LinearShape, dtype: torch.dtype) -> Sequence[ParamSpec]:
         return [ParamSpec(name="weight", dims=(Outputs(), Inputs()), dtype=dtype)]
