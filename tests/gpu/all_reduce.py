@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+import radix_kernels as rk
 from radix_kernels import reference
 from tests.gpu.ranks import Rank, connect, spawn
 
@@ -184,40 +185,53 @@ def check_mixed_sizes(r: Rank) -> str:
 
 @dataclass(frozen=True)
 class FixedCall:
-    """A collective on memory that stays where it is, and its result there."""
+    """A collective between two norms, all launched dependent, on memory that stays where it is.
+    `given`: what the first norm writes; `results`: what the others do."""
 
     run: Callable[[], object]
-    out: torch.Tensor
+    given: torch.Tensor
+    results: list[torch.Tensor]
+
+    def poison(self) -> None:
+        """Whatever is read before it is written is NaN."""
+        for tensor in (self.given, *self.results):
+            tensor.fill_(float("nan"))
 
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_add_rmsnorm")
+_WIDTH = 64
 
 
 def fixed_call(r: Rank, kind: str, rows: int, seed: int) -> FixedCall:
-    """Of `rows` rows of 64 numbers from each rank."""
+    """Of `rows` rows of _WIDTH numbers from each rank."""
     world = r.gpu.world_size
-    mine = r.randn(r.gpu.rank, (rows, 64), torch.bfloat16, seed=seed)
-    if kind == "all_reduce":
-        out = torch.empty_like(mine)
-        return FixedCall(lambda: r.gpu.all_reduce(mine, out), out)
-    if kind == "all_gather":
-        out = mine.new_empty(world, *mine.shape)
-        return FixedCall(lambda: r.gpu.all_gather(mine, out), out)
-    if kind == "reduce_scatter":
-        parts = r.randn(r.gpu.rank, (world, rows, 64), torch.bfloat16, seed=seed)
-        out = torch.empty_like(mine)
-        return FixedCall(lambda: r.gpu.reduce_scatter(parts, out), out)
-    weight = r.randn(98, (64,), torch.bfloat16)
-    first_residual = r.randn(99, (rows, 64), torch.bfloat16, seed=seed)
-    residual = torch.empty_like(first_residual)
-    out = torch.empty_like(mine)
+    weight = r.randn(98, (_WIDTH,), torch.bfloat16)
+    parts = world if kind == "reduce_scatter" else 1
+    source = r.randn(r.gpu.rank, (parts * rows, _WIDTH), torch.bfloat16, seed=seed)
+    given = torch.empty_like(source)
+    residual = r.randn(99, (rows, _WIDTH), torch.bfloat16, seed=seed)
+    added = torch.empty_like(residual)
+    out = source.new_empty(world * rows if kind == "all_gather" else rows, _WIDTH)
+    seen = torch.empty_like(out)
 
-    def add_and_norm() -> None:
-        out.copy_(mine)
-        residual.copy_(first_residual)
-        r.gpu.all_reduce_add_rmsnorm(out, residual, weight, 1e-5)
+    def collective() -> torch.Tensor:
+        if kind == "all_reduce":
+            r.gpu.all_reduce(given, out)
+        elif kind == "all_gather":
+            r.gpu.all_gather(given, out.view(world, rows, _WIDTH))
+        elif kind == "reduce_scatter":
+            r.gpu.reduce_scatter(given.view(world, rows, _WIDTH), out)
+        else:
+            r.gpu.all_reduce_add_rmsnorm(given, added, weight, 1e-5)
+            return given
+        return out
 
-    return FixedCall(add_and_norm, out)
+    def run() -> None:
+        added.copy_(residual)
+        rk.rmsnorm(source, weight, out=given)
+        rk.rmsnorm(collective(), weight, out=seen)
+
+    return FixedCall(run=run, given=given, results=[seen, added])
 
 
 def check_graphs(r: Rank) -> str:
@@ -229,7 +243,8 @@ def check_graphs(r: Rank) -> str:
     wants = []
     for call in calls:
         call.run()
-        wants.append(call.out.clone())
+        torch.cuda.synchronize()
+        wants.append([tensor.clone() for tensor in call.results])
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -248,10 +263,11 @@ def check_graphs(r: Rank) -> str:
                 torch.mm(a, a)
         with torch.cuda.stream(stream):
             for call in calls:
-                call.out.fill_(float("nan"))
+                call.poison()
             graph.replay()
             for call, want in zip(calls, wants, strict=True):
-                wrong += (call.out != want).sum()
+                for found, wanted in zip(call.results, want, strict=True):
+                    wrong += (found != wanted).sum()
     torch.cuda.synchronize()
     r.gpu.check()
     assert int(wrong) == 0, f"{int(wrong)} wrong elements"

@@ -191,10 +191,20 @@ def test_rows_that_are_not_finite(kind, rng):
             assert_same_bits(out[others], clean[others])
 
 
+# What else in memory lies between the elements of a weight.
+STRIDES = {
+    "rows": lambda w: w,
+    "rows apart": lambda w: torch.cat([w, w], dim=1)[:, : w.shape[1]],
+    "columns": lambda w: w.t().contiguous().t(),
+    "every third": lambda w: w.repeat_interleave(3, dim=1)[:, ::3],
+}
+
+
+@pytest.mark.parametrize("strides", STRIDES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [0, 32, 64, 128])
-def test_quantization_at_packing(dtype, bits, group, rng):
+def test_quantization_at_packing(dtype, bits, group, strides, rng):
     if bits == 4 and not group:
         pytest.skip("4 bits need groups")
     for n, k in [*SIZES, (5, 7), (17, 1700)]:
@@ -203,7 +213,7 @@ def test_quantization_at_packing(dtype, bits, group, rng):
         # Many largest ones: of both signs the first decides.
         w[1::3] = torch.randint(-3, 4, w[1::3].shape, generator=rng).to(dtype)
         kind = {8: "int8", 4: "int4"}[bits]
-        packed = rk.pack_weight(w, kind=kind, group=group)
+        packed = rk.pack_weight(STRIDES[strides](w), kind=kind, group=group)
         codes, scales = reference.quantize_weight(w, bits, group)
         got, got_scales, _ = rk.unpack_weight(packed)
         if bits == 4:
@@ -219,11 +229,13 @@ def test_quantization_at_packing(dtype, bits, group, rng):
 
 
 def test_values_that_cannot_be_quantized(rng):
-    for value in (math.nan, math.inf):
-        w = spread((20, 40), torch.float32, rng)
-        w[17, 3] = value
-        with pytest.raises(ValueError, match="row 17"):
-            rk.pack_weight(w, kind="int8")
+    for value in (math.nan, math.inf, -math.inf):
+        for dtype in FLOATS:
+            w = spread((300, 1037), dtype, rng)
+            w[299, 0] = w[170, 3] = w[117, 1036] = value  # blocks of several threads
+            for kind in ("int8", "int4", "fp8"):
+                with pytest.raises(ValueError, match="row 117 "):
+                    rk.pack_weight(w, kind=kind)
 
 
 @pytest.mark.parametrize(("kind", "group", "origin"), KINDS, ids=NAMES)

@@ -1,8 +1,9 @@
 """MLA decode of few rows: each row's length decides, on the device, how many blocks share it.
 
 On Hopper up to 8 rows of up to 16 query rows have a kernel of their own, in which a cluster of
-eight blocks has a row. Where clusters are left over, several share a row of more than 320 tokens
-for each block. Of up to 4 rows with up to 32 query rows each, two clusters have a row."""
+eight blocks has a row. Where clusters are left over, several share a row of more than 2,560
+tokens, 320 for each block. Of up to 4 rows with up to 32 query rows each, two clusters have a
+row."""
 
 from __future__ import annotations
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radix_runtime import ops, registry
+from radix_runtime import registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
 from radix_runtime.models.decoder import DecoderForCausalLM
-from radix_runtime.quantization.params import ParamSpec
 from tests.runtime.tiny_models import (
     TINY,
     Driver,
@@ -203,62 +202,6 @@ def test_known_extras_are_passed_over(tmp_path: Path) -> None:
     }
     rewrite(tmp_path, lambda tensors: tensors.update(extras))
     assert relative_error(logits(tmp_path), reference_logits(reference, IDS)) < 1e-4
-
-
-def test_sources_are_freed_when_packed(original: Path) -> None:
-    driver = Driver(original)
-    left = {name for name, _ in driver.model.named_parameters() if not name.endswith("bias")}
-    assert {n for n in left if "norm" not in n} == {"model.embed_tokens.weight"}
-    assert not any(p.is_meta for p in driver.model.parameters())
-
-
-def test_a_source_is_freed_before_the_next_is_read(
-    original: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Never more than one parameter, with all its parts, waits to be packed."""
-    waiting: set[int] = set()
-    peak = 0
-    create, pack = torch.empty, ops.pack_weight
-
-    def counted_empty(*args: Any, **options: Any) -> torch.Tensor:
-        nonlocal peak
-        tensor = create(*args, **options)
-        if tensor.dim() == 2 and not tensor.is_meta:
-            waiting.add(tensor.data_ptr())
-            peak = max(peak, len(waiting))
-        return tensor
-
-    def counted_pack(weight: torch.Tensor, **options: Any) -> Any:
-        waiting.discard(weight.data_ptr())
-        return pack(weight, **options)
-
-    monkeypatch.setattr(ops, "pack_weight", counted_pack)
-    monkeypatch.setattr(loader.torch, "empty", counted_empty)
-    Driver(original)
-    assert 1 <= peak <= 4  # qkv, o and gate_up at once, beside the embedding
-
-
-def test_a_weight_of_one_tensor_is_packed_as_it_lies_in_the_file(
-    original: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And nothing of the file stays mapped."""
-    read: list[torch.Size] = []
-    in_place = ParamSpec.part_in_place
-
-    def recorded(spec: ParamSpec, *args: Any) -> torch.Tensor | None:
-        piece = in_place(spec, *args)
-        if piece is not None:
-            read.append(piece.shape)
-        return piece
-
-    monkeypatch.setattr(ParamSpec, "part_in_place", recorded)
-    driver = Driver(original)
-    config = json.loads((original / "config.json").read_text())
-    count = 2 * config["num_hidden_layers"]  # of attention and of the MLP, the products at the end
-    assert len(read) == count + (not config["tie_word_embeddings"])
-    assert not any(param.is_meta for param in driver.model.parameters())
-    maps = Path("/proc/self/maps").read_text()
-    assert str(original) not in maps
 
 
 class Recorder:

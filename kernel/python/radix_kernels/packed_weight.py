@@ -148,7 +148,7 @@ def pack_weight(
     On a Hopper GPU the library has an order of its own for weights without mins, in groups of 32,
     64, 128 or whole rows, for x in 16 bits; what else a GPU takes is held in rows of codes.
 
-    dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1, last dimension contiguous.
+    dense: w is [N, K] bfloat16, float16 or float32, N and K at least 1.
     On a GPU this waits for the copy, so that kernels may count on it. Errors: TypeError (dtype),
     ValueError (shape, stride, value), NotImplementedError (another kind, or a quantized one that
     the device has no kernel for).

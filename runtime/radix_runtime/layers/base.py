@@ -62,9 +62,9 @@ def part_name(module: str, part: Part) -> str:
 
 class Layer(nn.Module):
     """A module with parameters, created on the meta device. For each parameter the loader calls
-    `allocate`, then `weight_loader` once for every part, or `part_in_place` for the only one, then
-    `finalize`; at the end `complete` of every layer. These defaults are of a parameter that every
-    rank holds whole."""
+    `allocate`, then `weight_loader` once for every part, then `finalize`; at the end `complete` of
+    every layer. One that is repacked gets memory of the loader's, or is the only part in place.
+    These defaults are of a parameter that every rank holds whole."""
 
     # Ops of the wheel that this layer needs and most models do not.
     special_ops: tuple[str, ...] = ()

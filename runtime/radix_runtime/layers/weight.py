@@ -142,8 +142,14 @@ class WeightLayer(Layer):
         self._specs[name].check_part(self.shape, source.get_shape(), part)
 
     def is_repacked(self, name: str, device: torch.device) -> bool:
+        loads_itself = (
+            type(self).weight_loader is not WeightLayer.weight_loader
+            or type(self).allocate is not WeightLayer.allocate
+        )
+        if device.type != "cpu" or loads_itself:
+            return False
         # The method waits for all of its parameters.
-        return device.type == "cpu" and self.method.repacks and self._of_method == (name,)
+        return self.method.repacks and self._of_method == (name,)
 
     def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor | None:
         return self._specs[name].part_in_place(self.shape, source, part)

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..families.names import Drop, Rename, Rule, apply_rules
 from ..families.tensor_views import TensorSource
 from ..gguf import is_gguf, open_gguf
-from ..layers.base import BuildContext, Layer, part_name
+from ..layers.base import BuildContext, Layer
 from ..layers.weight import WeightLayer, weight_bytes
 from ..model_config import ModelConfig
 from ..progress import with_progress
@@ -34,6 +34,7 @@ from ..registry import Registry
 from ..specs import ModelSpec
 from .base import CausalLM
 from .decoder import DecoderForCausalLM
+from .loaded_parameter import LoadedParameter, Staging
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,9 +69,9 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         _tell_of_widening(layers, ctx.dtype)
     special_ops = {op for layer in layers for op in layer.special_ops}
     ops.use_native(special_ops, str(ctx.dtype).removeprefix("torch."), quiet=quiet)
-    staging = _Staging()
+    staging = Staging()
     params = [
-        _Parameter(
+        LoadedParameter(
             cast(Layer, module), prefix=prefix, name=name, device=ctx.device, staging=staging
         )
         for prefix, module in model.named_modules()
@@ -293,77 +294,10 @@ class _Checkpoint:
         return name.rpartition(".")[0] not in self._elsewhere
 
 
-class _Staging:
-    """Memory of parameters that are repacked. The next one of the same size gets it again, for a
-    system clears each page that it hands out anew."""
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
-
-    def take(self, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Memory with any values."""
-        free = self._free.get((size, dtype))
-        return free.pop() if free else torch.empty(size, dtype=dtype)
-
-    def give_back(self, memory: torch.Tensor) -> None:
-        """Nothing else uses it any more."""
-        self._free.setdefault((memory.shape, memory.dtype), []).append(memory)
+_Places = dict[str, tuple[LoadedParameter, Part]]
 
 
-class _Parameter:
-    """A parameter that is to be loaded. `sources`: the names of its tensors, and the part that each
-    of them is."""
-
-    def __init__(
-        self, layer: Layer, *, prefix: str, name: str, device: torch.device, staging: _Staging
-    ) -> None:
-        self.layer = layer
-        self.name = name
-        self.path = f"{prefix}.{name}"
-        self._device = device
-        self._staging = staging
-        self._staged: torch.Tensor | None = None
-        self._is_repacked = layer.is_repacked(name, device)
-        self.sources: dict[str, Part] = {
-            f"{part_name(prefix, part)}.{layer.suffix(name)}": part for part in layer.parts(name)
-        }
-
-    def load(self, source: TensorSource, part: Part) -> None:
-        """Takes in one of its tensors, in place where that is possible. Raises ValueError."""
-        layer = self.layer
-        in_place = layer.part_in_place(self.name, source, part) if self._is_repacked else None
-        if in_place is None:
-            layer.weight_loader(self.name, self.memory(), source, part)
-        else:
-            self._put(in_place)
-
-    def memory(self) -> torch.Tensor:
-        """The parameter's memory on its device, from when it is first asked for."""
-        param: torch.Tensor = getattr(self.layer, self.name)
-        if param.is_meta and self._is_repacked:
-            self._staged = self._staging.take(param.shape, param.dtype)
-            param = self._put(self._staged)
-        elif param.is_meta:
-            param = self._put(self.layer.allocate(self.name, self._device))
-        return param.data
-
-    def finalize(self) -> None:
-        """All of its tensors are loaded. Raises ValueError."""
-        self.layer.finalize(self.name)
-        if self._staged is not None:
-            self._staging.give_back(self._staged)
-            self._staged = None
-
-    def _put(self, tensor: torch.Tensor) -> nn.Parameter:
-        param = nn.Parameter(tensor, requires_grad=False)
-        setattr(self.layer, self.name, param)
-        return param
-
-
-_Places = dict[str, tuple[_Parameter, Part]]
-
-
-def _places(params: Iterable[_Parameter]) -> _Places:
+def _places(params: Iterable[LoadedParameter]) -> _Places:
     """Where each tensor belongs, by its name."""
     return {key: (param, part) for param in params for key, part in param.sources.items()}
 
@@ -413,7 +347,7 @@ def _fill(places: _Places, tensors: Iterable[_Tensor]) -> None:
                 raise ConfigError(f"{tensor.file}: {parts} {error}") from None
 
 
-def _fill_random(params: Iterable[_Parameter], seed: str) -> None:
+def _fill_random(params: Iterable[LoadedParameter], seed: str) -> None:
     """The same for one seed; what suits each parameter its layer knows."""
     for param in params:
         memory = param.memory()

@@ -87,7 +87,8 @@ class LinearMethod(ABC):
     # `apply` adds the residual in its product; where it does not, the norm that follows can.
     adds_residual: bool = True
     # On a CPU `finalize` makes something else of the parameters, and keeps none of their memory:
-    # the next layer's are loaded there, and a tensor of a file is not copied before.
+    # the next layer's are loaded there, and a tensor of a file is not copied before. A subclass
+    # that overrides `finalize` has to say so again.
     repacks: bool = False
     # Sums of its products may be kept to 14 bits (Target.fp8_fast_accum).
     fast_accum: bool = False
@@ -106,6 +107,7 @@ class LinearMethod(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         reset_shortcuts(cls, LinearMethod, "apply", _SHORTCUTS)
+        reset_shortcuts(cls, LinearMethod, "finalize", ["repacks"])
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)

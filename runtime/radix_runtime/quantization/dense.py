@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .. import ops
+from ..shortcuts import reset_shortcuts
 from .base import ExpertTerms, LinearMethod
 from .params import Inputs, LinearShape, Outputs, ParamSpec
 
@@ -22,6 +23,10 @@ class DenseMethod(LinearMethod):
 
     kind: str | None = None
     repacks = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        reset_shortcuts(cls, LinearMethod, "keep", ["repacks"])
 
     @property
     def is_divisible(self) -> bool:
@@ -103,8 +108,6 @@ class DenseMethod(LinearMethod):
 
 class PlainMethod(DenseMethod):
     """A weight that stays an [out, in] tensor on every device: an embedding that is no head too."""
-
-    repacks = False
 
     def held_bytes(self, shape: LinearShape, dtype: torch.dtype) -> int:
         return shape.out_features * shape.in_features * dtype.itemsize

@@ -211,15 +211,16 @@ class ParamSpec:
     def part_in_place(
         self, shape: LinearShape, source: TensorSource, part: Part
     ) -> torch.Tensor | None:
-        """What this rank needs of a part's tensor, as it lies in the file, where that is the whole
-        parameter, in its type; None elsewhere. Raises ValueError on an unexpected shape."""
+        """What this rank needs of a part's tensor, as it lies in the file or converted to the
+        parameter's type, where that is the whole parameter; None elsewhere. Raises ValueError on an
+        unexpected shape or type."""
         self.check_part(shape, source.get_shape(), part)
         blocks = self._blocks(shape, part)
         is_padded = any(block.first + block.size > block.total for block in blocks)
         if len(self.parts_of(shape)) > 1 or len(blocks) < len(self.dims) or is_padded:
             return None
         piece = source[tuple(slice(block.first, block.first + block.size) for block in blocks)]
-        return piece if piece.dtype == self.dtype else None
+        return self._typed(piece).to(self.dtype)
 
     def place(self, shape: LinearShape, param: torch.Tensor, part: Part) -> torch.Tensor:
         """The view of a merged parameter that holds one part."""

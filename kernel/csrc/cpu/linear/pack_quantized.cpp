@@ -41,7 +41,7 @@ uint8_t get_code(const Quantized& q, const uint8_t* block, int64_t n, int64_t k)
   const uint8_t byte = block[q.code(n, k)];
   return q.bits == 8 ? byte : Quantized::high(k) ? byte >> 4 : byte & 15;
 }
-// Codes of inputs [k, k + count) of output n; k is a multiple of 8, and the bytes up to the next one are 0. kStep: as
+// Codes of inputs [k, k + count) of output n; k is a multiple of 8, and `codes` has zeros up to the next one. kStep: as
 // many as lie together in the block, 8 of 4 bits.
 template <int64_t kStep>
 void put_codes_by(const Quantized& q, uint8_t* block, int64_t n, int64_t k, int64_t count, const uint8_t* codes) {
@@ -203,6 +203,11 @@ void check_float8(const rk_pack_weight_args& a, const Quantized& q) {
   if (found) fail(RK_INVALID, "pack_weight: w has codes that are NaN (0x7f or 0xff)");
 }
 
+void lower_to(std::atomic<int64_t>& least, int64_t value) {
+  int64_t seen = least;
+  while (value < seen && !least.compare_exchange_weak(seen, value)) continue;
+}
+
 }  // namespace
 
 void pack_quantized(const rk_pack_weight_args& a) {
@@ -218,9 +223,7 @@ void pack_quantized(const rk_pack_weight_args& a) {
     const int64_t n0 = b * kBlockN, count = a.desc->n - n0 < kBlockN ? a.desc->n - n0 : kBlockN;
     if (a.scales) return copy_codes(a, q, block, n0, count);
     const int64_t bad = quantize_block(a, q, block, n0, count);
-    int64_t seen = first_bad;
-    while (bad >= 0 && bad < seen && !first_bad.compare_exchange_weak(seen, bad)) {
-    }
+    if (bad >= 0) lower_to(first_bad, bad);
   });
   if (first_bad < a.desc->n)
     fail(RK_INVALID, "pack_weight: w has a value in row %lld that is not finite", (long long)first_bad.load());

@@ -36,7 +36,7 @@ struct WeightRow {
 
 // What a group's scale follows from.
 struct Extremes {
-  float highest = 0, lowest = 0;  // or 0
+  float highest = 0, lowest = 0;  // of all elements and 0
   bool finite = true;
 
   void see(const float* values, int64_t size) {
@@ -68,7 +68,7 @@ void for_pieces(const WeightRow<T>& row, const Fn& fn) {
   }
 }
 
-// Of the elements that are largest in size the first; 0 if all are.
+// Of the elements that are largest in size the first; 0 if all are 0.
 template <class T>
 float first_extreme(const WeightRow<T>& row, const Extremes& seen) {
   if (seen.highest != -seen.lowest) return seen.highest > -seen.lowest ? seen.highest : seen.lowest;

@@ -12,8 +12,8 @@
 
 namespace radix::mla {
 
-// To join the parts of a row costs about as much as four tiles of a block: up to there a cluster has all of the row,
-// and beyond as many clusters as there are, but none with less than a tile for each block.
+// To join the parts of a row costs about as much as four tiles of a block: up to five a cluster has all of the row, and
+// beyond as many clusters as there are, but none with less than a tile for each block.
 constexpr int kWholeTilesOfBlock = 5, kMinPartTilesOfBlock = 1;
 constexpr int kMostParts = 32;  // a lane looks after one (last_arrival.cuh)
 
