@@ -76,7 +76,7 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
             {},
             FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
             need(full=100),
-            (80 - 6) * 1024 - 10 * 1024,
+            (80 - 5) * 1024 - 10 * 1024,
         ),
         ({"model_path": None}, FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False), need(), 512),
         ({"model_path": None}, FakeDevice(16 * GIB), need(), 512),  # the demo model
@@ -88,7 +88,7 @@ def need(page=MIB, ranks=1, full=10**9, before=20 * GIB):
             {},
             FakeDevice(70 * GIB, total=80 * GIB, is_cpu=False),
             need(),
-            (80 - 6) * 1024 - 10 * 1024,
+            (80 - 5) * 1024 - 10 * 1024,
         ),
         (
             {"mem_fraction_static": 0.25},
