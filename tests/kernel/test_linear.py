@@ -132,7 +132,7 @@ def test_large_batch(dtype, tolerance, rng):
     """More rows than a task takes, and more K than stays in a cache: still a row's bits, with a
     gate too."""
     x = spread((700, 2500), dtype, rng)
-    w = spread((96, 2500), dtype, rng) * 0.1
+    w = spread((96, 2500), dtype, rng) * 0.02  # gate times up stays far from float16's largest
     packed = rk.pack_weight(w)
     out = rk.linear(x, packed)
     gated = rk.linear_silu_and_mul(x, packed)

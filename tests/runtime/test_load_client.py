@@ -164,8 +164,9 @@ def test_every_event_of_every_stream_is_seen(processes: int) -> None:
         assert figures["completed"] == 20 and figures["failed"] == 0
         assert figures["total_output_tokens"] == figures["server_events"] == 600
         assert figures["max_concurrent_requests"] == 20
-    # A tick is the least that can lie between two events of a stream that come one by one.
-    assert found["mean_itl_ms"] > 1.9
+    # A tick lies between two events of a stream; on a busy machine the first one may be late, which
+    # shortens the rest. Two events taken for one time would halve the mean.
+    assert found["mean_itl_ms"] > 1.5
 
 
 def test_records_come_in_the_order_of_the_items() -> None:
