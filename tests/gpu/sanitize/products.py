@@ -153,7 +153,9 @@ def last_tiles() -> None:
 
 def fused_products(tokens: int, n: int, k: int, rng: torch.Generator) -> None:
     """A product with a residual, and a gated one of as many results."""
-    x, w, both = (torch.randn(rows, k, generator=rng).to(HALF) for rows in (tokens, n, 2 * n))
+    x = torch.randn(tokens, k, generator=rng).to(HALF)
+    w = torch.randn(n, k, generator=rng).to(HALF)
+    both = torch.randn(2 * n, k, generator=rng).to(HALF)  # gate and up
     residual = torch.randn(tokens, n, generator=rng).to(HALF)
     got = rk.linear(x.cuda(), w.cuda(), residual=residual.cuda())
     expected = x.double() @ w.double().T + residual.double()
