@@ -1,23 +1,30 @@
 """Random requests on a GPU, and what is left of them: nothing may leak, nothing may slow down.
 
     python -m tests.gpu.random_load MODEL [--requests 10000] [--runs 3 --seconds 540]
+    python -m tests.gpu.random_load MODEL --requests 0 --runs 1 --engines 3 --max-total-tokens 65536
 
 MODEL is a folder with a config.json; weights are random. First --requests requests of mixed sizes
 in calls of 1 to 16, some of which are given up at any time, and some rows retracted, in a KV pool
 that is too small for them; the scheduler's invariants are checked after every step. At the end
 everything accepted must have ended, and no page may be in use. Then --runs runs of a full load of
---seconds each: the memory of the GPU after each must be the same to 1 MiB, and the period of steps
-(p99) in a run's last minute within 5 % of its first's. Exit status 1 if anything is wrong.
+--seconds each, after a shorter one that warms up: the memory of the GPU after each must be the same
+to 1 MiB, and the period of steps (p99) in a run's last minute at most 5 % above its first's. With
+--engines several engines share the GPU in these runs, each in a process of its own. Exit status 1
+if anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import Queue
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +35,9 @@ from radix_runtime import Engine, SamplingParams
 
 _MOST_OPEN = 24  # calls
 _MIB = 1 << 20
-_WARM_UP = 0.2  # of a run's seconds, before the first: torch's allocator takes what it needs
+_WARM_UP = 1 / 6  # of a run's seconds, before the first: torch's allocator takes what it needs
+_SLOWER = 1.05
+_START_SECONDS = 180.0  # of the slowest of several engines
 
 
 class RandomCalls:
@@ -179,9 +188,20 @@ def gpu_bytes(engine: Engine) -> int:
     return int(memory.total - memory.available)
 
 
-def run_load(args: argparse.Namespace) -> list[str]:
-    """What is wrong in runs of a full load."""
-    found = []
+@dataclass(frozen=True)
+class Run:
+    """What an engine saw of a run of a full load; periods between its steps in milliseconds."""
+
+    number: int  # -1: the one that warms up
+    steps: int
+    first_ms: float  # p99 of the first minute
+    last_ms: float
+    gpu_bytes: int  # in use by anybody, once no engine has work
+
+
+def load_runs(args: argparse.Namespace, idle: Callable[[], object]) -> list[Run]:
+    """The runs of one engine. `idle` returns when all engines have come as far."""
+    runs = []
     minute = min(60.0, args.seconds / 3)
     with Engine(
         args.model,
@@ -192,11 +212,11 @@ def run_load(args: argparse.Namespace) -> list[str]:
         max_total_tokens=args.max_total_tokens,
     ) as engine:
         times = step_times(engine)
-        held: list[int] = []
-        for run in range(-1, args.runs):
-            seconds = args.seconds if run >= 0 else _WARM_UP * args.seconds
-            load = FullLoad(engine, context=args.context, rows=args.rows, seed=run)
+        for number in range(-1, args.runs):
+            seconds = args.seconds if number >= 0 else _WARM_UP * args.seconds
+            load = FullLoad(engine, context=args.context, rows=args.rows, seed=args.seed + number)
             times.clear()
+            idle()
             begin = time.perf_counter()
             for _ in load.run(seconds):
                 pass
@@ -205,17 +225,67 @@ def run_load(args: argparse.Namespace) -> list[str]:
             last = p99_ms(times, end - minute, end)
             load.close()
             engine.flush_cache()
-            held.append(gpu_bytes(engine))
+            idle()
+            run = Run(
+                number=number,
+                steps=len(times),
+                first_ms=first,
+                last_ms=last,
+                gpu_bytes=gpu_bytes(engine),
+            )
+            runs.append(run)
             print(
-                f"run {run}: {len(times)} steps, p99 {first:.2f} ms at first, {last:.2f} at last, "
-                f"{held[-1] / _MIB:.1f} MiB",
+                f"run {run.number}: {run.steps} steps, p99 {run.first_ms:.2f} ms at first, "
+                f"{run.last_ms:.2f} at last, {run.gpu_bytes / _MIB:.1f} MiB",
                 flush=True,
             )
-            if run >= 0 and last > 1.05 * first:
-                found.append(f"run {run}: p99 from {first:.2f} to {last:.2f} ms")
-        grown = max(held[1:], default=0) - min(held[1:], default=0)
-        if grown > _MIB:
-            found.append(f"memory differs by {grown / _MIB:.1f} MiB between runs")
+    return runs
+
+
+def load_process(
+    args: argparse.Namespace, barrier: threading.Barrier, results: Queue[list[Run]]
+) -> None:
+    """An engine among several: its runs go to `results`."""
+    results.put(load_runs(args, barrier.wait))
+
+
+def runs_side_by_side(args: argparse.Namespace) -> list[list[Run]]:
+    """The runs of --engines engines at the same times, a process each; fewer where some died."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(args.engines, timeout=_START_SECONDS + 2 * args.seconds)
+    results = context.Queue()
+    processes = []
+    for index in range(args.engines):
+        own = argparse.Namespace(**{**vars(args), "seed": args.seed + 100 * index})
+        process = context.Process(target=load_process, args=(own, barrier, results))
+        process.start()
+        processes.append(process)
+    found = []
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            barrier.abort()
+        else:
+            found.append(results.get())
+    return found
+
+
+def run_load(args: argparse.Namespace) -> list[str]:
+    """What is wrong in runs of a full load."""
+    if args.engines == 1:
+        engines = [load_runs(args, lambda: None)]
+    else:
+        engines = runs_side_by_side(args)
+    found = []
+    if len(engines) < args.engines:
+        found.append(f"{args.engines - len(engines)} engines died")
+    for runs in engines:
+        for run in runs:
+            if run.number >= 0 and run.last_ms > _SLOWER * run.first_ms:
+                found.append(f"run {run.number}: p99 {run.first_ms:.2f}, then {run.last_ms:.2f} ms")
+        held = [run.gpu_bytes for run in runs]
+        if max(held) - min(held) > _MIB:
+            found.append(f"memory differs by {(max(held) - min(held)) / _MIB:.1f} MiB between runs")
     return found
 
 
@@ -228,6 +298,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=540.0, help="of a run")
+    parser.add_argument("--engines", type=int, default=1, help="that share the GPU in the runs")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--max-total-tokens", type=int, help="of the load's KV pool")

@@ -11,15 +11,14 @@ constexpr int8_t kTwiceFloats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4,
 // Half of the power of e8m0 code 0, as bits of a float32: that of code e from 1 on has e in place of its exponent.
 constexpr int32_t kLeastPower = 0x00400000;
 
-// Twice the floats of codes below 16, plus `Zero`.
-template <int Zero>
-inline Bytes64 twice_floats(Bytes64 codes) {
+// Twice the floats of codes below 16, plus kFloatZero.
+inline Bytes64 raised_floats(Bytes64 codes) {
 #if RK_ISA_LEVEL == 0
-  for (uint8_t& byte : codes.v) byte = static_cast<uint8_t>(kTwiceFloats[byte] + Zero);
+  for (uint8_t& byte : codes.v) byte = static_cast<uint8_t>(kTwiceFloats[byte] + kFloatZero);
   return codes;
 #else
   const __m128i table =
-      _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats)), _mm_set1_epi8(Zero));
+      _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats)), _mm_set1_epi8(kFloatZero));
 #if RK_ISA_LEVEL >= 2
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes.v)};
 #else

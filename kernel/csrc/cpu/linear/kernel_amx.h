@@ -70,18 +70,15 @@ struct DenseAmx : AmxProduct {
   }
 };
 
-// 4-bit codes less 8, or twice the floats that they are, as bytes: a line of nibbles16 becomes two of quads16.
-template <bool Floats>
-inline Bytes64 signed_factors(Bytes64 codes) {
-  if constexpr (Floats) return twice_floats<0>(codes);
+// 4-bit codes less 8 as bytes: a line of nibbles16 becomes two of quads16.
+inline Bytes64 signed_codes(Bytes64 codes) {
   return {_mm512_sub_epi8(codes.v, _mm512_set1_epi8(kNibbleZero))};
 }
-template <bool Floats>
 inline void expand_nibbles(const uint8_t* codes, int64_t k, uint8_t* to) {
   for (int64_t i = 0; i < k / 8; i++) {
     const Bytes64 line = load_bytes(codes + i * kLine);
-    _mm512_store_si512(to + 2 * i * kLine, signed_factors<Floats>(low_nibbles(line)).v);
-    _mm512_store_si512(to + (2 * i + 1) * kLine, signed_factors<Floats>(high_nibbles(line)).v);
+    _mm512_store_si512(to + 2 * i * kLine, signed_codes(low_nibbles(line)).v);
+    _mm512_store_si512(to + (2 * i + 1) * kLine, signed_codes(high_nibbles(line)).v);
   }
 }
 // 16 pairs of codes as bf16, exactly: a line of pairs16.
@@ -113,7 +110,8 @@ inline void expand_bf16(const uint8_t* codes, int64_t k, uint8_t* to) {
   }
 }
 
-// Quantized weights, with x in int8 or, as it is, in bf16. Sums of a group of K as in kernel_codes.h.
+// Quantized weights, with x in int8 (in groups of whole tiles) or, as it is, in bf16. Sums of a group of K as in
+// kernel_codes.h.
 template <int Bits, bool Int8X, bool Floats = false>
 struct CodesOnTiles : AmxProduct {
   static_assert(Bits == 4 || Bits == 8);
@@ -163,7 +161,7 @@ struct CodesOnTiles : AmxProduct {
     if constexpr (kExpanded) {
       for (int b = 0; b < (stream.second ? 2 : 1); b++) {
         if constexpr (Int8X) {
-          expand_nibbles<Floats>(codes + b * stream.second, size, room + b * bytes);
+          expand_nibbles(codes + b * stream.second, size, room + b * bytes);
         } else {
           expand_bf16<Bits, Floats>(codes + b * stream.second, size, room + b * bytes);
         }
@@ -242,7 +240,6 @@ struct CodesOnTiles : AmxProduct {
 
 template <int Bits, bool Int8X>
 using CodesAmx = CodesOnTiles<Bits, Int8X>;
-using FloatsAmx = CodesOnTiles<4, true, true>;
 using Float8Amx = CodesOnTiles<8, false, true>;
 
 }  // namespace radix::cpu::RK_ISA

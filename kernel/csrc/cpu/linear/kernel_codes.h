@@ -33,7 +33,7 @@ struct StagedX {
   char* at(int64_t m, int64_t c) const { return values + (m / 16) * row16 + (m % 16) * row + c * chunk; }
 };
 
-inline Lanes16 load_scales(const uint8_t* p, int64_t index, DType type) {
+[[gnu::always_inline]] inline Lanes16 load_scales(const uint8_t* p, int64_t index, DType type) {
   Lanes16 r;
   switch (type) {
     case DType::f32: r.load_line(reinterpret_cast<const float*>(p) + index); break;
@@ -94,7 +94,7 @@ inline void clear(Lanes16 (&acc)[R][B]) {
 // What 4-bit codes are multiplied as: unsigned, counted from what zero_of_codes() says.
 template <bool Floats>
 inline Bytes64 small_factors(Bytes64 codes) {
-  if constexpr (Floats) return twice_floats<kFloatZero>(codes);
+  if constexpr (Floats) return raised_floats(codes);
   return codes;
 }
 template <int Bits, bool Floats>
