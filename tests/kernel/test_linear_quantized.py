@@ -158,14 +158,15 @@ def test_subnormal_values_have_the_same_bits_in_any_batch(kind, group, rng):
 
 
 @pytest.mark.parametrize("kind", ["w8a8", "w4a8"])
-@pytest.mark.parametrize("tokens", [1, 40])
-def test_integer_sums_do_not_saturate(kind, tokens):
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
+def test_integer_sums_do_not_saturate(kind, group, tokens):
     """The largest codes of either sign against the largest codes of x, over many K."""
     k = 4096
     for code, x_value in itertools.product((-128, 127) if kind == "w8a8" else (0, 15), (-1.0, 1.0)):
         codes = torch.full((16, k), code)
         weight = Weight(
-            kind=kind, group=128, codes=codes, scales=torch.ones(16, k // 128), zeros=None
+            kind=kind, group=group, codes=codes, scales=torch.ones(16, k // group), zeros=None
         )
         x = torch.full((tokens, k), x_value)
         value = code if kind == "w8a8" else code - 8

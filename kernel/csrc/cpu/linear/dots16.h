@@ -15,10 +15,13 @@ constexpr bool kDotsInPairs = false;
 constexpr bool kDotsInPairs = true;
 #endif
 
-// How many times add_dots() may be called for sums that fit: of unsigned codes of `bits` bits.
+// How many times add_dots() may be called for sums that fit: of unsigned codes up to `largest`.
+constexpr int most_dots_of(int largest) {
+  return kDotsInPairs ? 32767 / (2 * largest * 127) : 8;
+}
+// The same of codes of `bits` bits.
 constexpr int most_dots(int bits) {
-  if (!kDotsInPairs) return 8;
-  return 32767 / (2 * ((1 << bits) - 1) * 127);
+  return most_dots_of((1 << bits) - 1);
 }
 static_assert(most_dots(4) >= 8 && most_dots(5) >= 4 && most_dots(6) >= 2, "steps that a run of codes divides into");
 
@@ -118,6 +121,17 @@ inline void add_dots(Ints16& acc, const Bytes64& codes, int32_t x) {
 #else
   for (int i = 0; i < 2; i++)
     acc.v[i] = _mm256_add_epi16(acc.v[i], _mm256_maddubs_epi16(codes.v[i], _mm256_set1_epi32(x)));
+#endif
+}
+
+// to += what add_dots() summed
+inline void add_sums(Ints16& to, const Ints16& dots) {
+#if RK_ISA_LEVEL == 0 || defined(__AVX512VNNI__)
+  add(to, dots);
+#elif RK_ISA_LEVEL >= 2
+  to.v = _mm512_add_epi32(to.v, _mm512_madd_epi16(dots.v, _mm512_set1_epi16(1)));
+#else
+  for (int i = 0; i < 2; i++) to.v[i] = _mm256_add_epi32(to.v[i], _mm256_madd_epi16(dots.v[i], _mm256_set1_epi16(1)));
 #endif
 }
 

@@ -12,21 +12,28 @@ constexpr int8_t kTwiceFloats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4,
 constexpr int32_t kLeastPower = 0x00400000;
 
 // Twice the floats of codes below 16, plus kFloatZero.
-inline Bytes64 raised_floats(Bytes64 codes) {
 #if RK_ISA_LEVEL == 0
+inline Bytes64 raised_floats(Bytes64 codes) {
   for (uint8_t& byte : codes.v) byte = static_cast<uint8_t>(kTwiceFloats[byte] + kFloatZero);
   return codes;
-#else
-  const __m128i table =
-      _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats)), _mm_set1_epi8(kFloatZero));
-#if RK_ISA_LEVEL >= 2
-  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes.v)};
-#else
-  const __m256i both = _mm256_broadcastsi128_si256(table);
-  return {{_mm256_shuffle_epi8(both, codes.v[0]), _mm256_shuffle_epi8(both, codes.v[1])}};
-#endif
-#endif
 }
+#else
+inline __m128i raised_table() {
+  return _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats)), _mm_set1_epi8(kFloatZero));
+}
+#if RK_ISA_LEVEL >= 2
+inline Bytes64 raised_floats(Bytes64 codes) {
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(raised_table()), codes.v)};
+}
+#else
+inline __m256i raised_floats(__m256i codes) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(raised_table()), codes);
+}
+inline Bytes64 raised_floats(Bytes64 codes) {
+  return {{raised_floats(codes.v[0]), raised_floats(codes.v[1])}};
+}
+#endif
+#endif
 
 // Half of the powers of two that 16 e8m0 codes below 255 stand for. The two least are subnormal.
 inline Lanes16 half_powers(const uint8_t* codes) {

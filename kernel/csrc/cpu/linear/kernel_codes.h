@@ -5,13 +5,16 @@
 // row's sum is depends on neither the other rows nor the blocks beside it.
 #pragma once
 
+#include "cpu/linear/dots16.h"
 #include "cpu/linear/floats4.h"
 #include "cpu/linear/floats8.h"
 #include "cpu/linear/ints16.h"
 #include "cpu/linear/problem.h"
+#include "cpu/linear/shared_sums.h"
 
 namespace radix::cpu::RK_ISA {
 
+using linear_layout::kFetchDistance;
 using linear_layout::kLine;
 using linear_layout::Quantized;
 
@@ -20,8 +23,6 @@ constexpr int kCodeBlocks = 4;  // 4 rows x 4 blocks of accumulators, 4 lines of
 #else
 constexpr int kCodeBlocks = 1;  // 4 rows x 1 block (two ymm)
 #endif
-
-constexpr int64_t kFetchDistance = 4096;
 
 // x as the kernels read it. `values`: int8 codes or float32; 64 bytes number c of row m are at `at(m, c)`.
 struct StagedX {
@@ -104,20 +105,54 @@ inline int zero_of_codes(const Quantized& q) {
   return q.has_mins ? 0 : kNibbleZero;
 }
 
+// Which products of 4-bit codes have sums of their own for a while.
+enum class Apart {
+  kNone,
+  kHigh,  // those of high halves, which stay where they are: their sums are shifted once, where instructions are dear
+  kAll,   // in int16, which is widened after several lines
+};
+
+// The products of a line of codes and the inputs of a row that it has.
+template <int Bits, bool Floats, Apart kApart>
+inline void add_products(const Bytes64& line, const int32_t (&x)[2], Ints16& acc, [[maybe_unused]] Ints16& apart) {
+  if constexpr (Bits == 8) {
+    dot_signed(acc, line, x[0]);
+  } else if constexpr (kApart == Apart::kHigh) {
+    dot_small(acc, small_factors<Floats>(low_nibbles(line)), x[0]);
+    dot_small(apart, high_halves(line), x[1]);
+  } else if constexpr (kApart == Apart::kAll) {
+    add_dots(apart, small_factors<Floats>(low_nibbles(line)), x[0]);
+    add_dots(apart, small_factors<Floats>(high_nibbles(line)), x[1]);
+  } else {
+    dot_small(acc, small_factors<Floats>(low_nibbles(line)), x[0]);
+    dot_small(acc, small_factors<Floats>(high_nibbles(line)), x[1]);
+  }
+}
+
+// How few rows of 4-bit codes are summed.
+template <bool Floats>
+constexpr Apart apart_of_few(int rows) {
+  if (!Floats && kDotsAnyByte && rows <= 2) return Apart::kHigh;
+  return kDotsInPairs && rows == 1 ? Apart::kAll : Apart::kNone;
+}
+
 // Sums of int8 x codes, k0 <= k < k0 + size, a multiple of kRun.
 template <int Bits, bool Floats, int kRun, int R, int B>
 inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0, int64_t size,
                       Ints16 (&acc)[R][B]) {
-  constexpr int kPerLine = 32 / Bits;
-  // With few rows instructions are dear: high halves stay where they are, and their sums are shifted once.
-  constexpr bool kInPlace = Bits == 4 && !Floats && kDotsAnyByte && R <= 2;
-  Ints16 high[R][B];
+#if RK_ISA_LEVEL == 1
+  if constexpr (Bits == 4 && R > 1) return sum_halves<Floats>(w, block, x, k0, size, acc);
+#endif
+  constexpr int kPerLine = 32 / Bits, kLines = kRun / kPerLine, kSharing = lines_sharing<Floats>();
+  constexpr Apart kApart = Bits == 4 ? apart_of_few<Floats>(R) : Apart::kNone;
+  static_assert(kApart != Apart::kAll || kLines % kSharing == 0);
+  Ints16 apart[R][B];
   for (int r = 0; r < R; r++)
-    for (int b = 0; b < B; b++) acc[r][b] = high[r][b] = no_ints();
+    for (int b = 0; b < B; b++) acc[r][b] = apart[r][b] = no_ints();
   for (int64_t k = k0; k < k0 + size; k += kRun) {
     const int64_t at = k / kPerLine * kLine, ahead = linear_layout::fetch_ahead(at, block, B, kFetchDistance);
 #pragma GCC unroll 8
-    for (int i = 0; i < kRun / kPerLine; i++) {
+    for (int i = 0; i < kLines; i++) {
       Bytes64 line[B];
       for (int b = 0; b < B; b++) {
         const uint8_t* p = w + b * block + at + i * kLine;
@@ -125,23 +160,20 @@ inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, i
         line[b] = load_bytes(p);
       }
       for (int r = 0; r < R; r++) {
-        int32_t quad[2];
-        std::memcpy(quad, x[r] + k + i * kPerLine, kPerLine);
-        for (int b = 0; b < B; b++) {
-          if constexpr (Bits == 8) {
-            dot_signed(acc[r][b], line[b], quad[0]);
-          } else {
-            dot_small(acc[r][b], small_factors<Floats>(low_nibbles(line[b])), quad[0]);
-            kInPlace ? dot_small(high[r][b], high_halves(line[b]), quad[1])
-                     : dot_small(acc[r][b], small_factors<Floats>(high_nibbles(line[b])), quad[1]);
-          }
-        }
+        int32_t quads[2];
+        std::memcpy(quads, x[r] + k + i * kPerLine, kPerLine);
+        for (int b = 0; b < B; b++) add_products<Bits, Floats, kApart>(line[b], quads, acc[r][b], apart[r][b]);
+      }
+      if (kApart != Apart::kAll || (i + 1) % kSharing != 0) continue;
+      for (int b = 0; b < B; b++) {
+        add_sums(acc[0][b], apart[0][b]);
+        apart[0][b] = no_ints();
       }
     }
   }
-  if constexpr (kInPlace)
+  if constexpr (kApart == Apart::kHigh)
     for (int r = 0; r < R; r++)
-      for (int b = 0; b < B; b++) add(acc[r][b], sixteenth(high[r][b]));
+      for (int b = 0; b < B; b++) add(acc[r][b], sixteenth(apart[r][b]));
 }
 
 template <int Bits, bool Floats, int R, int B>
@@ -153,8 +185,12 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
   clear(total);
   for (int64_t g = 0; g < q.groups; g++) {
     Ints16 acc[R][B];
-    if (Bits == 8 && q.group < 32) {
-      int_group<Bits, Floats, 16>(w, q.block, rows, g * q.group, q.group, acc);
+    if constexpr (Bits == 8) {
+      if (q.group < 32) {
+        int_group<Bits, Floats, 16>(w, q.block, rows, g * q.group, q.group, acc);
+      } else {
+        int_group<Bits, Floats, 32>(w, q.block, rows, g * q.group, q.group, acc);
+      }
     } else {
       int_group<Bits, Floats, 32>(w, q.block, rows, g * q.group, q.group, acc);
     }

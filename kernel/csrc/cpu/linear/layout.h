@@ -47,6 +47,9 @@ constexpr int64_t elements(int64_t n, int64_t k) {
   return num_blocks(n) * kBlockN * padded_k(k);
 }
 
+// How far ahead of the codes that are read now others are fetched, in bytes.
+constexpr int64_t kFetchDistance = 4096;
+
 // How far ahead, in bytes, a stream fetches that is `offset` bytes into one of `blocks` neighbouring blocks read side
 // by side: past the block's end it goes on in the block that it reads next.
 constexpr int64_t fetch_ahead(int64_t offset, int64_t block_bytes, int blocks, int64_t distance) {
