@@ -82,6 +82,7 @@ from radix_kernels import (
     mla_decode,
     moe_fused_gate,
     native_fp8,
+    pack_merged,
     pack_weight,
     per_tensor_quant_fp8,
     per_token_group_quant,

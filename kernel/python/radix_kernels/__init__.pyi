@@ -36,6 +36,7 @@ from .linear import embedding as embedding
 from .linear import linear as linear
 from .linear import linear_argmax as linear_argmax
 from .logit_edits import LogitEdits as LogitEdits
+from .merged_weight import pack_merged as pack_merged
 from .mla import concat_mla_k as concat_mla_k
 from .mla import gather_mla_kv as gather_mla_kv
 from .mla import mla_decode as mla_decode

@@ -24,6 +24,7 @@ _OTHERS = {
     "get_num_threads": "threads",
     "native_fp8": "fp8",
     "pack_experts": "packed_experts",
+    "pack_merged": "merged_weight",
     "pack_weight": "packed_weight",
     "rope_cos_sin_cache": "rope",
     "set_fallback": "_dispatch",

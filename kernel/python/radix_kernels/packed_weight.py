@@ -180,8 +180,8 @@ def pack_weight(
     run = _dispatch.native(op, w) if _arrays.device_type(w) == "cpu" else None
     if run is None:
         return PackedWeight(data=_copied_bytes(w), layout=REFERENCE_LAYOUT, n=n, k=k, dtype=name)
-    desc = _descriptor(n, k, name, kind=kind, group=0, scale_dtype=name)
-    data = _aligned_bytes(w, desc.nbytes)
+    desc = descriptor(n, k, name, kind=kind, group=0, scale_dtype=name)
+    data = aligned_bytes(w, desc.nbytes)
     run(w, None, None, None, None, None, desc, data)
     return PackedWeight(data=data, layout=desc.layout, n=n, k=k, dtype=name, descriptor=desc)
 
@@ -262,8 +262,8 @@ def _packed_natively(
     if _dispatch.is_gpu(w):
         check_code_numbers(op, numbers.zeros, numbers.scales)
     fields = asdict(form)
-    desc = _descriptor(**fields)
-    data = _aligned_bytes(w, desc.nbytes)
+    desc = descriptor(**fields)
+    data = aligned_bytes(w, desc.nbytes)
     run(
         w,
         numbers.scales,
@@ -309,7 +309,7 @@ def _check_numbers(op: str, kind: str, numbers: _Numbers, dtype: Any) -> None:
             raise ValueError(f"{op}: {text}")
 
 
-def _descriptor(
+def descriptor(
     n: int,
     k: int,
     dtype: str,
@@ -339,7 +339,7 @@ def row_major(weight: PackedWeight | Array) -> Any:
     return weight._rows
 
 
-def _aligned_bytes(w: Array, size: int) -> Array:
+def aligned_bytes(w: Array, size: int) -> Array:
     """uint8 [size] that begins at a multiple of 128 bytes, which numpy does not promise."""
     if _arrays.is_torch(w):
         return _arrays.empty(w, (size,), "uint8")

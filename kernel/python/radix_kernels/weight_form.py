@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from . import _arrays, _checks
@@ -91,3 +92,19 @@ def check_matrix(op: str, w: Array) -> tuple[int, int]:
     if n < 1 or k < 1:
         raise ValueError(f"{op}: w has shape [{n}, {k}], expected at least [1, 1]")
     return n, k
+
+
+def check_parts(op: str, parts: Sequence[Array]) -> None:
+    """Whether matrices of floats make one, one under the other. TypeError, ValueError."""
+    _checks.require(op, len(parts) > 0, "there are no parts, expected at least one")
+    _, k = check_matrix(op, parts[0])
+    dtype = _arrays.dtype_name(parts[0])
+    device = _arrays.device_type(parts[0])
+    for number, part in enumerate(parts):
+        _, columns = check_matrix(op, part)
+        text = f"part {number} has {columns} inputs, expected {k} as part 0"
+        _checks.require(op, columns == k, text)
+        text = f"part {number} is {_arrays.dtype_name(part)}, expected {dtype} as part 0"
+        _checks.require(op, _arrays.dtype_name(part) == dtype, text)
+        text = f"part {number} is on {_arrays.device_type(part)}, expected {device} as part 0"
+        _checks.require(op, _arrays.device_type(part) == device, text)

@@ -1,6 +1,6 @@
 """What every layer shares: how it is built, and how a checkpoint tensor finds its place in it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,11 +99,20 @@ class Layer(nn.Module):
         memory in use."""
         return False
 
-    def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor | None:
-        """This rank's slice of `source` as it lies in the file, where it can serve as parameter
-        `name`, which is repacked, until `finalize`; None where it must be copied. Raises ValueError
-        on an unexpected shape."""
-        return None
+    def lies_in_files(self, name: str) -> bool:
+        """Whether parameter `name`, which is repacked, is what this rank needs of its parts'
+        tensors, one under the other, so that none has to be copied."""
+        return False
+
+    def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor:
+        """This rank's slice of `source`, a part of a parameter that lies in the files. Raises
+        ValueError on an unexpected shape."""
+        raise NotImplementedError(f"{type(self).__name__} copies its parameters")
+
+    def finalize_parts(self, name: str, parts: Sequence[torch.Tensor]) -> None:
+        """`finalize` of a parameter that lies in the files, whose parts these are. Raises
+        ValueError."""
+        raise NotImplementedError(f"{type(self).__name__} copies its parameters")
 
     def weight_loader(
         self, name: str, param: torch.Tensor, source: TensorSource, part: Part

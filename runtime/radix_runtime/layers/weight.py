@@ -1,7 +1,7 @@
 """WeightLayer: a layer whose weight is held by a method of some format."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -151,8 +151,15 @@ class WeightLayer(Layer):
         # The method waits for all of its parameters.
         return self.method.repacks and self._of_method == (name,)
 
-    def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor | None:
+    def lies_in_files(self, name: str) -> bool:
+        return self._specs[name].lies_in_files(self.shape)
+
+    def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor:
         return self._specs[name].part_in_place(self.shape, source, part)
+
+    def finalize_parts(self, name: str, parts: Sequence[torch.Tensor]) -> None:
+        self._missing.remove(name)
+        self.method.finalize_parts(self, parts)
 
     def weight_loader(
         self, name: str, param: torch.Tensor, source: TensorSource, part: Part

@@ -54,6 +54,7 @@ class LoadedParameter:
         self._staging = staging
         self._staged: torch.Tensor | None = None
         self._is_repacked = layer.is_repacked(name, device)
+        self._in_files: dict[Part, torch.Tensor] = {}
         if self._is_repacked:
             staging.expect(getattr(layer, name))
         self.sources: dict[str, Part] = {
@@ -62,14 +63,10 @@ class LoadedParameter:
 
     def load(self, source: TensorSource, part: Part) -> None:
         """Takes in one of its tensors, in place where that is possible. Raises ValueError."""
-        in_place = None
-        if self._is_repacked:
-            in_place = self.layer.part_in_place(self.name, source, part)
-        if in_place is None:
+        if self._is_repacked and self.layer.lies_in_files(self.name):
+            self._in_files[part] = self.layer.part_in_place(self.name, source, part)
+        else:
             self.layer.weight_loader(self.name, self.memory(), source, part)
-            return
-        self._staging.without(getattr(self.layer, self.name))
-        self._put(in_place)
 
     def memory(self) -> torch.Tensor:
         """The parameter's memory on its device, from when it is first asked for."""
@@ -83,6 +80,12 @@ class LoadedParameter:
 
     def finalize(self) -> None:
         """All of its tensors are loaded. Raises ValueError."""
+        if self._in_files:
+            self._staging.without(getattr(self.layer, self.name))
+            parts = [self._in_files[part] for part in self.layer.parts(self.name)]
+            self._in_files.clear()
+            self.layer.finalize_parts(self.name, parts)
+            return
         self.layer.finalize(self.name)
         if self._staged is not None:
             self._staging.give_back(self._staged)

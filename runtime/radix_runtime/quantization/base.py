@@ -107,7 +107,7 @@ class LinearMethod(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         reset_shortcuts(cls, LinearMethod, "apply", _SHORTCUTS)
-        reset_shortcuts(cls, LinearMethod, "finalize", ["repacks"])
+        reset_shortcuts(cls, LinearMethod, "finalize", ["repacks", "finalize_parts"])
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -155,6 +155,13 @@ class LinearMethod(ABC):
         """Called once, when all parameters of the layer are loaded: repack them by `layer.hold`,
         which frees them. Raises ValueError when their values cannot be held in this format,
         ConfigError when the device cannot use it."""
+
+    def finalize_parts(self, layer: Any, parts: Sequence[torch.Tensor]) -> None:
+        """`finalize` where `repacks`, of a layer of one parameter: that is `parts`, one under the
+        other, which may be pieces of files."""
+        (name,) = layer.stored
+        setattr(layer, name, nn.Parameter(torch.cat(list(parts)), requires_grad=False))
+        self.finalize(layer)
 
     def apply_codes(
         self,

@@ -26,7 +26,7 @@ class DenseMethod(LinearMethod):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        reset_shortcuts(cls, LinearMethod, "keep", ["repacks"])
+        reset_shortcuts(cls, LinearMethod, "keep", ["repacks", "finalize_parts"])
 
     @property
     def is_divisible(self) -> bool:
@@ -73,6 +73,9 @@ class DenseMethod(LinearMethod):
 
     def finalize(self, layer: Any) -> None:
         self.keep(layer, layer.weight.data)
+
+    def finalize_parts(self, layer: Any, parts: Sequence[torch.Tensor]) -> None:
+        layer.hold(weight=ops.pack_merged(parts, kind=self.kind))
 
     def keep(self, layer: Any, weight: torch.Tensor) -> None:
         """The layer's weight is `weight` [out, in] from now on."""

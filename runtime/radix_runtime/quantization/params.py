@@ -208,17 +208,24 @@ class ParamSpec:
             piece = source[tuple(index) if index else ...]
             target.copy_(self._typed(piece).view(target.shape))
 
-    def part_in_place(
-        self, shape: LinearShape, source: TensorSource, part: Part
-    ) -> torch.Tensor | None:
-        """What this rank needs of a part's tensor, as it lies in the file or converted to the
-        parameter's type, where that is the whole parameter; None elsewhere. Raises ValueError on an
-        unexpected shape or type."""
+    def lies_in_files(self, shape: LinearShape) -> bool:
+        """Whether the parameter is what this rank needs of its parts' tensors, one under the other
+        where there are several."""
+        if not all(dim.is_in_file for dim in self.dims):
+            return False
+        parts = self.parts_of(shape)
+        merged = [axis for axis, dim in enumerate(self.dims) if dim.is_merged]
+        if len(parts) > 1 and merged != [0]:
+            return False
+        blocks = [block for part in parts for block in self._blocks(shape, part)]
+        return all(block.first + block.size <= block.total for block in blocks)
+
+    def part_in_place(self, shape: LinearShape, source: TensorSource, part: Part) -> torch.Tensor:
+        """What this rank needs of a part's tensor of a parameter that `lies_in_files`, as it lies
+        there or converted to the parameter's type. Raises ValueError on an unexpected shape or
+        type."""
         self.check_part(shape, source.get_shape(), part)
         blocks = self._blocks(shape, part)
-        is_padded = any(block.first + block.size > block.total for block in blocks)
-        if len(self.parts_of(shape)) > 1 or len(blocks) < len(self.dims) or is_padded:
-            return None
         piece = source[tuple(slice(block.first, block.first + block.size) for block in blocks)]
         return self._typed(piece).to(self.dtype)
 
