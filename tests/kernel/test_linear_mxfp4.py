@@ -70,7 +70,7 @@ def test_rows_and_threads_do_not_change_bits(rng):
         assert_rows_stand_alone(spread((70, 600), dtype, rng), packed)
 
 
-@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
 @pytest.mark.parametrize("power", [0, 1, 2, 127, 200])
 def test_every_power_of_two(power, tokens):
     """Of the largest float of either sign; the least two powers are subnormal."""

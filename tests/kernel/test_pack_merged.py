@@ -35,11 +35,22 @@ def test_bytes(kind, outputs, dtype, rng):
     assert torch.equal(rk.linear(x, merged), rk.linear(x, rk.pack_weight(w, kind=kind)))
 
 
-def test_groups_and_numpy(rng):
+@pytest.mark.parametrize("outputs", [32, 33])
+def test_groups_and_numpy(outputs, rng):
     w = torch.randn(64, 200, generator=rng)
-    merged = rk.pack_merged([w[:32].numpy(), w[32:].numpy()], "int4", group=32)
+    merged = rk.pack_merged([w[:outputs].numpy(), w[outputs:].numpy()], "int4", group=32)
     assert_same(merged, rk.pack_weight(w.numpy(), kind="int4", group=32))
-    assert_same(rk.pack_merged([w[:32], w[32:]]), rk.pack_weight(w))
+    assert_same(rk.pack_merged([w[:outputs], w[outputs:]]), rk.pack_weight(w))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_blocks_are_not_copied_together(kind, rng, monkeypatch):
+    w = torch.randn(64, 100, generator=rng)
+    expected = rk.pack_weight(w, kind=kind)
+    monkeypatch.setattr(torch, "cat", None)
+    assert_same(rk.pack_merged(w.split([16, 32, 16]), kind), expected)
+    with pytest.raises(TypeError, match="not callable"):
+        rk.pack_merged(w.split([15, 49]), kind)
 
 
 def test_errors(rng):
@@ -47,7 +58,6 @@ def test_errors(rng):
     wrong = {
         "there are no parts": ([], "int8", None),
         "part 1 has 32 inputs, expected 64": ([w, w[:, :32]], "int8", None),
-        "part 1 is bfloat16, expected float32": ([w, w.bfloat16()], "int8", None),
         "group is given": ([w, w], None, 64),
         "scales is None": ([w, w], "q4_k", None),
         "group is 7": ([w, w], "int8", 7),
@@ -59,6 +69,8 @@ def test_errors(rng):
         rk.pack_merged([w, w], "int3")
     with pytest.raises(TypeError, match="w has dtype int8"):
         rk.pack_merged([w.to(torch.int8)])
+    with pytest.raises(TypeError, match="part 1 has dtype bfloat16, expected float32"):
+        rk.pack_merged([w, w.bfloat16()])
     w[20, 5] = torch.nan
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="part 1: .* row 4 that is not finite"):
         rk.pack_merged([w[:16], w[16:]], "int8")

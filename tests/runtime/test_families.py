@@ -32,6 +32,7 @@ from tests.runtime.tiny_models import (
     reference_logits,
     relative_error,
 )
+from tests.runtime.waiting_weights import WaitingWeights
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
@@ -310,35 +311,19 @@ def test_experts_are_packed_one_by_one(
     checkpoint: Checkpoints, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never do the weights of all experts of a layer wait to be packed."""
-    waiting: dict[int, int] = {}
-    peak = 0
-    create, pack = torch.empty, ops.pack_weight
-
-    def counted_empty(*args: Any, **options: Any) -> torch.Tensor:
-        nonlocal peak
-        tensor = create(*args, **options)
-        if tensor.dim() == 2 and tensor.is_floating_point() and not tensor.is_meta:
-            waiting[tensor.data_ptr()] = tensor.numel()
-            peak = max(peak, sum(waiting.values()))
-        return tensor
-
-    def counted_pack(weight: torch.Tensor, **options: Any) -> Any:
-        waiting.pop(weight.data_ptr(), None)
-        return pack(weight, **options)
-
     folder, _ = checkpoint(name)
     spec = ModelConfig.from_dir(folder).spec
     moe = spec.layers[0].feed_forward
     assert isinstance(moe, Moe)
-    monkeypatch.setattr(ops, "pack_weight", counted_pack)
-    monkeypatch.setattr(torch, "empty", counted_empty)
+    waiting = WaitingWeights(monkeypatch)
     Driver(folder)
     embedding = spec.vocab_size * spec.hidden_size
     expert = 3 * moe.width * spec.hidden_size
     mixer = spec.layers[0].mixer
     rows = 2 * (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim  # of q, k, v and o
     bound = embedding + max(rows * spec.hidden_size, 2 * expert)
-    assert expert < peak <= bound < embedding + moe.num_experts * expert
+    assert waiting.packed >= 2 * moe.num_experts
+    assert embedding < waiting.peak <= bound < embedding + moe.num_experts * expert
 
 
 class OneOfTwo(Communicator):

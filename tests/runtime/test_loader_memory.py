@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from radix_runtime import ops
 from radix_runtime.models.loaded_parameter import Staging
 from radix_runtime.quantization.dense import DenseMethod, Int8Method, PlainMethod
 from radix_runtime.quantization.params import ParamSpec
 from tests.runtime.tiny_models import Driver, reference_model, save
+from tests.runtime.waiting_weights import WaitingWeights
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +34,12 @@ def test_sources_are_freed_when_packed(original: Path) -> None:
 def test_a_source_is_freed_before_the_next_is_read(
     original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never more than one parameter, with all its parts, waits to be packed."""
-    waiting: set[int] = set()
-    peak = 0
-    create, pack = torch.empty, ops.pack_weight
-
-    def counted_empty(*args: Any, **options: Any) -> torch.Tensor:
-        nonlocal peak
-        tensor = create(*args, **options)
-        if tensor.dim() == 2 and not tensor.is_meta:
-            waiting.add(tensor.data_ptr())
-            peak = max(peak, len(waiting))
-        return tensor
-
-    def counted_pack(weight: torch.Tensor, **options: Any) -> Any:
-        waiting.discard(weight.data_ptr())
-        return pack(weight, **options)
-
-    monkeypatch.setattr(ops, "pack_weight", counted_pack)
-    monkeypatch.setattr(torch, "empty", counted_empty)
+    """Never more than two parameters, with all their parts, wait to be packed."""
+    waiting = WaitingWeights(monkeypatch)
     Driver(original)
-    assert 1 <= peak <= 3  # qkv and gate_up at once, beside the embedding
+    layers = json.loads((original / "config.json").read_text())["num_hidden_layers"]
+    assert waiting.packed >= 7 * layers
+    assert waiting.most <= 6 < 7 * layers  # of qkv and gate_up at once, beside the embedding
 
 
 def test_weights_are_packed_as_they_lie_in_the_file(
@@ -77,6 +64,55 @@ def test_weights_are_packed_as_they_lie_in_the_file(
     assert not any(param.is_meta for param in driver.model.parameters())
     maps = Path("/proc/self/maps").read_text()
     assert str(original) not in maps
+
+
+def test_weights_of_another_type_are_converted_in_memory_that_is_used_in_turn(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are those of a checkpoint in that type."""
+    narrow = tmp_path / "narrow"
+    narrow.mkdir()
+    (narrow / "config.json").write_text((original / "config.json").read_text())
+    weights = load_file(original / "model.safetensors")
+    save_file(
+        {name: weight.bfloat16() for name, weight in weights.items()}, narrow / "model.safetensors"
+    )
+    taken: list[torch.Size] = []
+    take = Staging.take
+
+    def recorded(staging: Staging, param: torch.Tensor) -> torch.Tensor:
+        taken.append(param.shape)
+        return take(staging, param)
+
+    monkeypatch.setattr(Staging, "take", recorded)
+    converted = Driver(original, dtype=torch.bfloat16).model
+    assert len(taken) >= 4 * 3  # qkv, O, gate_up and down of three layers
+    taken.clear()
+    expected = dict(Driver(narrow, dtype=torch.bfloat16).model.named_modules())
+    assert not taken
+    for name, module in converted.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, ops.PackedWeight):
+            assert torch.equal(weight.data, expected[name].weight.data), name  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_parts_become_one_where_a_method_says_nothing_of_them(count: int) -> None:
+    class Repacking(DenseMethod):
+        repacks = True
+
+        def finalize(self, layer: Any) -> None:
+            layer.hold(weight=layer.weight.data)
+
+    layer: Any = torch.nn.Module()
+    layer.stored = ("weight",)
+    held: dict[str, torch.Tensor] = {}
+    layer.hold = held.update
+    parts = list(torch.randn(6, 4).split(6 // count))
+    Repacking().finalize_parts(layer, parts)
+    assert torch.equal(held["weight"], torch.cat(parts))
+    is_first = held["weight"].data_ptr() == parts[0].data_ptr()
+    assert is_first == (count == 1)
 
 
 def test_memory_is_kept_only_for_parameters_that_will_come() -> None:

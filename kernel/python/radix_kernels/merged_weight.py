@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from . import _arrays, _dispatch
 from ._arrays import Array
@@ -34,9 +36,16 @@ def pack_merged(
     begin_blocks = all(int(part.shape[0]) % _BLOCK_OUTPUTS == 0 for part in parts[:-1])
     if run is not None and (is_dense or is_quantized) and begin_blocks:
         return _packed_in_place(op, run, parts, kind or "dense", group=group)
-    whole = torch.cat([_arrays.as_torch(part) for part in parts])
-    w = whole if _arrays.is_torch(first) else whole.numpy()
-    return pack_weight(w, kind=kind, group=group)
+    whole = first if len(parts) == 1 else _concatenated(parts)
+    return pack_weight(whole, kind=kind, group=group)
+
+
+def _concatenated(parts: Sequence[Array]) -> Array:
+    """By the library that the parts are of, which numpy and CuPy name alike."""
+    if _arrays.is_torch(parts[0]):
+        return torch.cat(list(parts))
+    library: Any = sys.modules[type(parts[0]).__module__.partition(".")[0]]
+    return library.concatenate(parts)
 
 
 def _packed_in_place(
@@ -47,9 +56,12 @@ def _packed_in_place(
     desc = descriptor(**asdict(whole))
     data = aligned_bytes(parts[0], desc.nbytes)
     begin = 0
-    for part, form in zip(parts, forms, strict=True):
+    for number, (part, form) in enumerate(zip(parts, forms, strict=True)):
         own = descriptor(**asdict(form))
-        run(part, None, None, None, None, None, own, data[begin : begin + own.nbytes])
+        try:
+            run(part, None, None, None, None, None, own, data[begin : begin + own.nbytes])
+        except ValueError as error:
+            raise ValueError(f"{op}: part {number}: {error}") from None
         begin += own.nbytes
     fields = asdict(whole)
     if kind == "dense":

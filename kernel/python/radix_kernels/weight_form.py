@@ -104,7 +104,6 @@ def check_parts(op: str, parts: Sequence[Array]) -> None:
         _, columns = check_matrix(op, part)
         text = f"part {number} has {columns} inputs, expected {k} as part 0"
         _checks.require(op, columns == k, text)
-        text = f"part {number} is {_arrays.dtype_name(part)}, expected {dtype} as part 0"
-        _checks.require(op, _arrays.dtype_name(part) == dtype, text)
+        _checks.dtype(op, f"part {number}", part, (dtype,))
         text = f"part {number} is on {_arrays.device_type(part)}, expected {device} as part 0"
         _checks.require(op, _arrays.device_type(part) == device, text)

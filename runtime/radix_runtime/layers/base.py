@@ -63,8 +63,9 @@ def part_name(module: str, part: Part) -> str:
 class Layer(nn.Module):
     """A module with parameters, created on the meta device. For each parameter the loader calls
     `allocate`, then `weight_loader` once for every part, then `finalize`; at the end `complete` of
-    every layer. One that is repacked gets memory of the loader's, or is the only part in place.
-    These defaults are of a parameter that every rank holds whole."""
+    every layer. One that is repacked gets memory of the loader's, or, where it lies in the files,
+    `part_in_place` for every part and `finalize_parts`. These defaults are of a parameter that
+    every rank holds whole."""
 
     # Ops of the wheel that this layer needs and most models do not.
     special_ops: tuple[str, ...] = ()
@@ -105,13 +106,13 @@ class Layer(nn.Module):
         return False
 
     def part_in_place(self, name: str, source: TensorSource, part: Part) -> torch.Tensor:
-        """This rank's slice of `source`, a part of a parameter that lies in the files. Raises
-        ValueError on an unexpected shape."""
+        """This rank's slice of `source`, a part of a parameter that lies in the files, in the
+        file's type. Raises ValueError on an unexpected shape or type."""
         raise NotImplementedError(f"{type(self).__name__} copies its parameters")
 
     def finalize_parts(self, name: str, parts: Sequence[torch.Tensor]) -> None:
-        """`finalize` of a parameter that lies in the files, whose parts these are. Raises
-        ValueError."""
+        """`finalize` of a parameter that lies in the files, whose parts these are, in its own type.
+        Raises ValueError."""
         raise NotImplementedError(f"{type(self).__name__} copies its parameters")
 
     def weight_loader(

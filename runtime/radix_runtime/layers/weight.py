@@ -145,6 +145,7 @@ class WeightLayer(Layer):
         loads_itself = (
             type(self).weight_loader is not WeightLayer.weight_loader
             or type(self).allocate is not WeightLayer.allocate
+            or type(self).finalize is not WeightLayer.finalize
         )
         if device.type != "cpu" or loads_itself:
             return False

@@ -81,15 +81,25 @@ class LoadedParameter:
     def finalize(self) -> None:
         """All of its tensors are loaded. Raises ValueError."""
         if self._in_files:
-            self._staging.without(getattr(self.layer, self.name))
-            parts = [self._in_files[part] for part in self.layer.parts(self.name)]
-            self._in_files.clear()
-            self.layer.finalize_parts(self.name, parts)
-            return
-        self.layer.finalize(self.name)
+            self._finalize_in_files()
+        else:
+            self.layer.finalize(self.name)
         if self._staged is not None:
             self._staging.give_back(self._staged)
             self._staged = None
+
+    def _finalize_in_files(self) -> None:
+        parts = [self._in_files[part] for part in self.layer.parts(self.name)]
+        self._in_files.clear()
+        param: torch.Tensor = getattr(self.layer, self.name)
+        if all(part.dtype == param.dtype for part in parts):
+            self._staging.without(param)
+            self.layer.finalize_parts(self.name, parts)
+            return
+        memory = self.memory()
+        for place, part in zip(memory.split([len(part) for part in parts]), parts, strict=True):
+            place.copy_(part)
+        self.layer.finalize(self.name)
 
     def _put(self, tensor: torch.Tensor) -> nn.Parameter:
         param = nn.Parameter(tensor, requires_grad=False)

@@ -3,7 +3,7 @@ GGUF file.
 
 Strict both ways: a parameter that stays empty, a tensor that has no place and a place that is
 filled twice are errors. A rank reads only its slices. A parameter is packed as soon as it is
-complete, from the file itself where it is one tensor: no second copy of the weights ever exists."""
+complete, from the file itself where it lies there: no second copy of the weights ever exists."""
 
 import logging
 import time

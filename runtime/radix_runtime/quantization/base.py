@@ -160,7 +160,8 @@ class LinearMethod(ABC):
         """`finalize` where `repacks`, of a layer of one parameter: that is `parts`, one under the
         other, which may be pieces of files."""
         (name,) = layer.stored
-        setattr(layer, name, nn.Parameter(torch.cat(list(parts)), requires_grad=False))
+        weight = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        setattr(layer, name, nn.Parameter(weight, requires_grad=False))
         self.finalize(layer)
 
     def apply_codes(

@@ -222,12 +222,11 @@ class ParamSpec:
 
     def part_in_place(self, shape: LinearShape, source: TensorSource, part: Part) -> torch.Tensor:
         """What this rank needs of a part's tensor of a parameter that `lies_in_files`, as it lies
-        there or converted to the parameter's type. Raises ValueError on an unexpected shape or
-        type."""
+        there, in the file's type. Raises ValueError on an unexpected shape or type."""
         self.check_part(shape, source.get_shape(), part)
         blocks = self._blocks(shape, part)
         piece = source[tuple(slice(block.first, block.first + block.size) for block in blocks)]
-        return self._typed(piece).to(self.dtype)
+        return self._typed(piece)
 
     def place(self, shape: LinearShape, param: torch.Tensor, part: Part) -> torch.Tensor:
         """The view of a merged parameter that holds one part."""

@@ -129,7 +129,7 @@ inline void add_products(const Bytes64& line, const int32_t (&x)[2], Ints16& acc
   }
 }
 
-// How few rows of 4-bit codes are summed.
+// Which of them do, of so many rows at a time.
 template <bool Floats>
 constexpr Apart apart_of_few(int rows) {
   if (!Floats && kDotsAnyByte && rows <= 2) return Apart::kHigh;

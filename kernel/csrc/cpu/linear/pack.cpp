@@ -73,12 +73,15 @@ void gather(const rk_embedding_args& a) {
   });
 }
 
-// Packed weights are read front to back at every step: huge pages, where the system gives them, spare page walks.
+// Packed weights are read front to back at every step: huge pages, where the system gives them, spare page walks. Those
+// at the ends of a large one are meant too, for it may be a part of a merged weight.
 void prefer_huge_pages(const rk_tensor& packed) {
   constexpr uintptr_t kHuge = 2 << 20;
   const auto data = reinterpret_cast<uintptr_t>(data_ptr<char>(packed));
-  const uintptr_t begin = (data + kHuge - 1) / kHuge * kHuge, end = (data + packed.shape[0]) / kHuge * kHuge;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: it may fail
+  const uintptr_t size = packed.shape[0];
+  if (size < kHuge / 2) return;
+  const uintptr_t begin = data / kHuge * kHuge, end = (data + size + kHuge - 1) / kHuge * kHuge;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: it may fail
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ namespace {
 constexpr int W = Vec::width;
 // For how many rows a tile is not worth its 16.
 [[maybe_unused]] constexpr int64_t kFewInt8Rows = 8, kFewBf16Rows = 4;
-// Groups of fewer int8 inputs fill no tile, and their sums go through memory for each: on an AMX Xeon prompts of a
-// Q4_1 file (groups of 32) took 1.3 times as long on tiles as on vectors.
+// Groups of fewer int8 inputs fill no tile, and the sums of each go through memory: on an AMX Xeon prompts of a Q4_1
+// file (groups of 32) took 1.3 to 1.9 times as long on tiles as on vectors.
 [[maybe_unused]] constexpr int64_t kLeastTileGroup = kLine;
 
 // Group g of row m -> its codes, their sum and their scale.
@@ -154,7 +154,7 @@ std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima
   // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
   const int64_t m = Rows(*args.x).count;
   const bool bf16_x = !q.int8_x && dtype_of(*args.x) == DType::bf16;
-  const bool int8_tiles = q.int8_x && q.group >= kLeastTileGroup && m > kFewInt8Rows;
+  const bool int8_tiles = q.int8_x && !q.floats && q.group >= kLeastTileGroup && m > kFewInt8Rows;
   const bool bf16_tiles = bf16_x && m > kFewBf16Rows;
   if (int8_tiles || bf16_tiles) return job_of_kind<CodesAmx>(args, q, maxima);
   if (bf16_x && q.bits == 8) return job<CodesOnVectors<8, false, true>>(args, q, maxima);
