@@ -30,7 +30,7 @@ def pack_merged(
     op = "pack_merged"
     check_parts(op, parts)
     first = parts[0]
-    run = _dispatch.native("pack_weight", first) if _arrays.device_type(first) == "cpu" else None
+    run = None if _dispatch.is_gpu(first) else _dispatch.native("pack_weight", first)
     is_dense = kind in (None, "dense") and group is None
     is_quantized = kind in KINDS and kind != "dense" and kind not in ONLY_GROUPS
     begin_blocks = all(int(part.shape[0]) % _BLOCK_OUTPUTS == 0 for part in parts[:-1])
