@@ -99,13 +99,15 @@ def has_many_pairs(experts: CodeExperts) -> bool:
     return case.ids.numel() > min(1024, 8 * named_experts)
 
 
-def check(experts: CodeExperts) -> None:
+def check(experts: CodeExperts, *, roundings: float = 1.0) -> None:
     """Hopper's kernel for many pairs rounds each weight once: its worst element may be off from the
-    weights' own values by more than the bound, where weights of one sign cancel."""
+    weights' own values by more than the bound, where weights of one sign cancel. roundings: how
+    much more is rounded than where a kernel has the whole layer."""
     case = experts.case
     packed = experts.pack()
     got = run(experts, packed)
     norm, worst = TOLERANCE[case.x.dtype]
+    norm *= roundings
     expected = case.oracle()
     if packed.stacked is not None and has_many_pairs(experts):
         assert_close("fused_experts_packed many codes", got, expected, (norm, math.inf))
@@ -118,7 +120,8 @@ def check(experts: CodeExperts) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_codes(shape, form, dtype, rng, device):
     skip_unless_x_stays(device, form)
-    check(make(shape, form, dtype, rng))
+    # Narrow experts that are no whole blocks are multiplied one after the other and then added.
+    check(make(shape, form, dtype, rng), roundings=1.5 if shape[4] % 16 else 1.0)
 
 
 @pytest.mark.parametrize("activation", ["swiglu_clamped", rk.ClampedSwiGlu(alpha=0.9, limit=0.6)])
