@@ -88,8 +88,8 @@ def test_keys_and_ops():
         "ClampedSwiGlu", "Decoder", "GpuCommunicator", "LogitEdits", "PackedExperts", "PackedHeads",
         "PackedWeight", "PersistentDecoder", "PersistentLayer", "ShmCommunicator", "capabilities",
         "dequantize_gguf", "fp8_format",
-        "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_merged", "pack_weight",
-        "rope_cos_sin_cache", "set_fallback",
+        "get_fallback", "get_num_threads", "native_fp8", "pack_experts", "pack_merged",
+        "pack_weight", "rope_cos_sin_cache", "set_fallback",
         "set_num_threads", "unpack_awq", "unpack_gguf", "unpack_gptq", "unpack_weight",
         "weight_kernel",
     }  # fmt: skip

@@ -99,15 +99,15 @@ def has_many_pairs(experts: CodeExperts) -> bool:
     return case.ids.numel() > min(1024, 8 * named_experts)
 
 
-def check(experts: CodeExperts, *, roundings: float = 1.0) -> None:
+def check(experts: CodeExperts, *, spare: float = 1.0) -> None:
     """Hopper's kernel for many pairs rounds each weight once: its worst element may be off from the
-    weights' own values by more than the bound, where weights of one sign cancel. roundings: how
-    much more is rounded than where a kernel has the whole layer."""
+    weights' own values by more than the bound, where weights of one sign cancel. spare: by how
+    much the norm of the error may be above the bound."""
     case = experts.case
     packed = experts.pack()
     got = run(experts, packed)
     norm, worst = TOLERANCE[case.x.dtype]
-    norm *= roundings
+    norm *= spare
     expected = case.oracle()
     if packed.stacked is not None and has_many_pairs(experts):
         assert_close("fused_experts_packed many codes", got, expected, (norm, math.inf))
@@ -120,8 +120,8 @@ def check(experts: CodeExperts, *, roundings: float = 1.0) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_codes(shape, form, dtype, rng, device):
     skip_unless_x_stays(device, form)
-    # Narrow experts that are no whole blocks are multiplied one after the other and then added.
-    check(make(shape, form, dtype, rng), roundings=1.5 if shape[4] % 16 else 1.0)
+    # Where I is no multiple of 16 errors are larger: 4.8e-4 at the median in fp16, not 3.6e-4.
+    check(make(shape, form, dtype, rng), spare=1.5 if shape[4] % 16 else 1.0)
 
 
 @pytest.mark.parametrize("activation", ["swiglu_clamped", rk.ClampedSwiGlu(alpha=0.9, limit=0.6)])
