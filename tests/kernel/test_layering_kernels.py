@@ -28,8 +28,9 @@ LAYERS = (
         "_products", "activation", "attention", "codes_layout", "comm", "decoder", "formats", "fp8",
         "fused_rope", "gemm", "gguf_blocks", "grouped_gemm", "kv_cache", "linear", "mla", "moe",
         "merged_weight", "norm", "packed_experts", "packed_heads", "packed_weight",
-        "persistent_decoder", "quantize", "quantize_int8", "rope", "sampling", "sampling_shards", "stacked_experts",
-        "step", "threads", "unpacked_weight", "weight_form", "weight_stack",
+        "persistent_decoder", "quantize", "quantize_int8", "rope", "sampling",
+        "sampling_shards", "stacked_experts", "step", "threads", "unpacked_weight", "weight_form",
+        "weight_stack",
     ),
     ("capabilities",),
     ("",),  # the package itself
