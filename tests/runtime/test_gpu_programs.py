@@ -73,6 +73,28 @@ def test_random_load(tiny: Path) -> None:
             calls.left_over()
 
 
+def run_engines(model: Path, max_total_tokens: int) -> subprocess.CompletedProcess[str]:
+    """Two engines side by side, on the CPU."""
+    sizes = "--device cpu --requests 0 --runs 1 --engines 2 --seconds 1 --rows 4 --context 256"
+    argv = [str(model), *sizes.split(), "--max-total-tokens", str(max_total_tokens)]
+    command = [sys.executable, "-m", "tests.gpu.random_load", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_load_of_several_engines(tiny: Path) -> None:
+    found = run_engines(tiny, 1024)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count("run 0: ") == 2
+    assert found.stdout.endswith("nothing is left over\n")
+
+
+def test_engines_that_die(tiny: Path) -> None:
+    found = run_engines(tiny, 1 << 50)
+    assert found.returncode == 1
+    assert "WRONG: 2 engines died" in found.stdout
+    assert "--max-total-tokens" in found.stderr
+
+
 def test_p99() -> None:
     times = [0.0, 1.0, 2.0, 4.0, 100.0]
     assert p99_ms(times, 0, 5) == 1000.0  # of three periods the second largest
