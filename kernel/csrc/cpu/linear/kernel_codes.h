@@ -45,6 +45,13 @@ struct StagedX {
   return r;
 }
 
+// Fetches what group g has beside its codes in the B blocks that are read after those at w.
+template <int B>
+inline void fetch_numbers(const Quantized& q, const uint8_t* w, int64_t g) {
+  const uint8_t* numbers = w + B * q.block + q.scales + g * q.group_numbers;
+  for (int b = 0; b < B; b++) __builtin_prefetch(numbers + b * q.block, 0, 3);
+}
+
 // sum (+)= values * scale
 inline void add_scaled(float* sum, const Lanes16& values, const Lanes16& scale, bool first) {
   for (int i = 0; i < Lanes16::kParts; i++) {
@@ -138,10 +145,10 @@ constexpr Apart apart_of_few(int rows) {
 
 // Sums of int8 x codes, k0 <= k < k0 + size, a multiple of kRun.
 template <int Bits, bool Floats, int kRun, int R, int B>
-inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0, int64_t size,
+inline void int_group(const Quantized& q, const uint8_t* w, const int8_t* const* x, int64_t k0, int64_t size,
                       Ints16 (&acc)[R][B]) {
 #if RK_ISA_LEVEL == 1
-  if constexpr (Bits == 4 && R > 1) return sum_halves<Floats>(w, block, x, k0, size, acc);
+  if constexpr (Bits == 4 && R > 1) return sum_halves<Floats>(q, w, x, k0, size, acc);
 #endif
   constexpr int kPerLine = 32 / Bits, kLines = kRun / kPerLine, kSharing = lines_sharing<Floats>();
   constexpr Apart kApart = Bits == 4 ? apart_of_few<Floats>(R) : Apart::kNone;
@@ -150,12 +157,13 @@ inline void int_group(const uint8_t* w, int64_t block, const int8_t* const* x, i
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++) acc[r][b] = apart[r][b] = no_ints();
   for (int64_t k = k0; k < k0 + size; k += kRun) {
-    const int64_t at = k / kPerLine * kLine, ahead = linear_layout::fetch_ahead(at, block, B, kFetchDistance);
+    const int64_t at = k / kPerLine * kLine,
+                  ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
 #pragma GCC unroll 8
     for (int i = 0; i < kLines; i++) {
       Bytes64 line[B];
       for (int b = 0; b < B; b++) {
-        const uint8_t* p = w + b * block + at + i * kLine;
+        const uint8_t* p = w + b * q.block + at + i * kLine;
         __builtin_prefetch(p + ahead, 0, 3);
         line[b] = load_bytes(p);
       }
@@ -187,14 +195,15 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
     Ints16 acc[R][B];
     if constexpr (Bits == 8) {
       if (q.group < 32) {
-        int_group<Bits, Floats, 16>(w, q.block, rows, g * q.group, q.group, acc);
+        int_group<Bits, Floats, 16>(q, w, rows, g * q.group, q.group, acc);
       } else {
-        int_group<Bits, Floats, 32>(w, q.block, rows, g * q.group, q.group, acc);
+        int_group<Bits, Floats, 32>(q, w, rows, g * q.group, q.group, acc);
       }
     } else {
-      int_group<Bits, Floats, 32>(w, q.block, rows, g * q.group, q.group, acc);
+      int_group<Bits, Floats, 32>(q, w, rows, g * q.group, q.group, acc);
     }
     Lanes16 scales[B];
+    fetch_numbers<B>(q, w, g);
     for (int b = 0; b < B; b++) scales[b] = load_scales(w + b * q.block + q.scales, g * kBlockN, q.scale_type);
     for (int r = 0; r < R; r++) {
       const int64_t at = (m + r) * q.groups + g;
@@ -235,15 +244,16 @@ inline void float_step(const Bytes64 (&line)[B], const float* const* x, int64_t 
 
 // Sums of float x times codes, k0 <= k < k1.
 template <int Bits, bool Floats, int Sets, int R, int B>
-inline void float_run(const uint8_t* w, int64_t block, const float* const* x, int64_t k0, int64_t k1,
+inline void float_run(const Quantized& q, const uint8_t* w, const float* const* x, int64_t k0, int64_t k1,
                       Lanes16 (&sums)[Sets][R][B]) {
   constexpr int kPerLine = 32 / Bits;
   for (auto& set : sums) clear(set);
   for (int64_t k = k0; k < k1; k += kPerLine) {
-    const int64_t at = k / kPerLine * kLine, ahead = linear_layout::fetch_ahead(at, block, B, kFetchDistance);
+    const int64_t at = k / kPerLine * kLine,
+                  ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
     Bytes64 line[B];
     for (int b = 0; b < B; b++) {
-      const uint8_t* p = w + b * block + at;
+      const uint8_t* p = w + b * q.block + at;
       __builtin_prefetch(p + ahead, 0, 3);
       line[b] = load_bytes(p);
     }
@@ -284,15 +294,16 @@ inline void float_tile(const Quantized& q, const StagedX& x, int64_t m, const ui
       clear(acc[0]);
       for (int64_t k = begin; k < end; k += kTileK) {
         Lanes16 part[2][R][B];
-        float_run<Bits, Floats>(w, q.block, rows, k, lesser(k + kTileK, end), part);
+        float_run<Bits, Floats>(q, w, rows, k, lesser(k + kTileK, end), part);
         for (int r = 0; r < R; r++)
           for (int b = 0; b < B; b++)
             for (int i = 0; i < Lanes16::kParts; i++)
               acc[0][r][b].part[i] = acc[0][r][b].part[i] + (part[0][r][b].part[i] + part[1][r][b].part[i]);
       }
     } else {
-      float_run<Bits, Floats>(w, q.block, rows, begin, end, acc);
+      float_run<Bits, Floats>(q, w, rows, begin, end, acc);
     }
+    fetch_numbers<B>(q, w, g);
     for (int b = 0; b < B; b++) {
       const uint8_t* block = w + b * q.block;
       const Lanes16 scale = load_scales(block + q.scales, g * kBlockN, q.scale_type);

@@ -38,7 +38,7 @@ inline void float8_tile(const Quantized& q, const StagedX& staged, int64_t m, co
     Lanes16 acc[R][B];
     clear(acc);
     for (int64_t k = g * q.group; k < (g + 1) * q.group; k += kLineK) {
-      const int64_t at = k * kBlockN, ahead = linear_layout::fetch_ahead(at, q.block, B, kFetchDistance);
+      const int64_t at = k * kBlockN, ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
       const uint8_t *first[B], *second[B];
       for (int b = 0; b < B; b++) {
         first[b] = w + b * q.block + at;
@@ -48,6 +48,7 @@ inline void float8_tile(const Quantized& q, const StagedX& staged, int64_t m, co
       float8_dots(first, x, k, acc);
       float8_dots(second, x, k + 2, acc);
     }
+    fetch_numbers<B>(q, w, g);
     for (int b = 0; b < B; b++) {
       const Lanes16 scale = load_scales(w + b * q.block + q.scales, g * kBlockN, q.scale_type);
       for (int r = 0; r < R; r++) {
@@ -74,7 +75,7 @@ struct Float8Piece {
 
   void widen(int64_t k0, int64_t size) const {
     for (int64_t k = k0; k < k0 + size; k += 2) {
-      const int64_t at = k * kBlockN, ahead = linear_layout::fetch_ahead(at, q.block, B, kFetchDistance);
+      const int64_t at = k * kBlockN, ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
       for (int b = 0; b < B; b++) {
         const uint8_t* codes = w + b * q.block + at;
         __builtin_prefetch(codes + ahead, 0, 3);
@@ -99,6 +100,7 @@ struct Float8Piece {
         line[b] = reinterpret_cast<__m512bh>(_mm512_load_si512(lines + (k / 2 * B + b) * kLine));
       add_pairs_of<R, B>(line, x, k, acc);
     }
+    if (r == 0) fetch_numbers<B>(q, w, g);
     for (int b = 0; b < B; b++) {
       const Lanes16 scale = load_scales(w + b * q.block + q.scales, g * kBlockN, q.scale_type);
       for (int i = 0; i < R; i++) {

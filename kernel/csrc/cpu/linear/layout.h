@@ -50,10 +50,14 @@ constexpr int64_t elements(int64_t n, int64_t k) {
 // How far ahead of the codes that are read now others are fetched, in bytes.
 constexpr int64_t kFetchDistance = 4096;
 
-// How far ahead, in bytes, a stream fetches that is `offset` bytes into one of `blocks` neighbouring blocks read side
-// by side: past the block's end it goes on in the block that it reads next.
+// How far ahead, in bytes, a stream fetches that is `offset` bytes into the codes of one of `blocks` neighbouring
+// blocks read side by side: past the codes' end it goes on with those of the block that it reads next.
+constexpr int64_t fetch_ahead(int64_t offset, int64_t code_bytes, int64_t block_bytes, int blocks, int64_t distance) {
+  return offset + distance < code_bytes ? distance : distance + blocks * block_bytes - code_bytes;
+}
+// The same of blocks that hold nothing else.
 constexpr int64_t fetch_ahead(int64_t offset, int64_t block_bytes, int blocks, int64_t distance) {
-  return offset + distance < block_bytes ? distance : distance + (blocks - 1) * block_bytes;
+  return fetch_ahead(offset, block_bytes, block_bytes, blocks, distance);
 }
 
 // Offset of weight element (n, k) in elements.
@@ -76,6 +80,7 @@ struct Quantized {
   int64_t groups;                      // of the padded row; the scales of padding are 0
   int64_t groups_k;                    // that hold inputs
   int64_t scales, zeros, mins, block;  // offsets of scales, zeros and minima, size of a block
+  int64_t group_numbers;               // bytes of these that a group has, on average
 
   explicit Quantized(const rk_packed_desc& d)
       : bits(d.kind == RK_WEIGHT_INT8 || d.kind == RK_WEIGHT_W8A8 || d.kind == RK_WEIGHT_FP8 ? 8 : 4),
@@ -94,6 +99,7 @@ struct Quantized {
     zeros = scales + scale_bytes;
     mins = zeros + (has_zeros ? round_up(groups * kBlockN, kLine) : 0);
     block = mins + (has_mins ? scale_bytes : 0);
+    group_numbers = (block - scales) / groups;
   }
 
   // Byte of code (n, k) within its block, n < 16; 4-bit codes: in the high half when high(k).

@@ -60,10 +60,10 @@ class HalfBlock {
   __m256i shared_[R];
 };
 
-// acc = sums over k0 <= k < k0 + size, a multiple of 32. w: B packed blocks, `block` bytes apart.
+// acc = sums over k0 <= k < k0 + size, a multiple of 32. w: B packed blocks.
 template <bool Floats, int R, int B>
-inline void sum_halves(const uint8_t* w, int64_t block, const int8_t* const* x, int64_t k0, int64_t size,
-                       Ints16 (&acc)[R][B]) {
+inline void sum_halves(const linear_layout::Quantized& q, const uint8_t* w, const int8_t* const* x, int64_t k0,
+                       int64_t size, Ints16 (&acc)[R][B]) {
   using namespace linear_layout;
   constexpr int kPerLine = 8, kLines = 4;
   static_assert(kLines % lines_sharing<Floats>() == 0);
@@ -71,10 +71,10 @@ inline void sum_halves(const uint8_t* w, int64_t block, const int8_t* const* x, 
     for (int half = 0; half < 2; half++) {
       HalfBlock<Floats, R> found;
       for (int64_t k = k0; k < k0 + size; k += kLines * kPerLine) {
-        const int64_t at = k / kPerLine * kLine, ahead = fetch_ahead(at, block, B, kFetchDistance);
+        const int64_t at = k / kPerLine * kLine, ahead = fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
 #pragma GCC unroll 4
         for (int i = 0; i < kLines; i++) {
-          const uint8_t* line = w + b * block + at + i * kLine;
+          const uint8_t* line = w + b * q.block + at + i * kLine;
           if (half == 0) __builtin_prefetch(line + ahead, 0, 3);
           found.add_line(line + half * kLine / 2, x, k + i * kPerLine);
           if ((i + 1) % lines_sharing<Floats>() == 0) found.widen();
