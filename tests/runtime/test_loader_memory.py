@@ -88,12 +88,12 @@ def test_weights_of_another_type_are_converted_in_memory_that_is_used_in_turn(
     converted = Driver(original, dtype=torch.bfloat16).model
     assert len(taken) >= 4 * 3  # qkv, O, gate_up and down of three layers
     taken.clear()
-    expected = dict(Driver(narrow, dtype=torch.bfloat16).model.named_modules())
+    expected: dict[str, Any] = dict(Driver(narrow, dtype=torch.bfloat16).model.named_modules())
     assert not taken
     for name, module in converted.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, ops.PackedWeight):
-            assert torch.equal(weight.data, expected[name].weight.data), name  # type: ignore[union-attr]
+            assert torch.equal(weight.data, expected[name].weight.data), name
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -1,6 +1,5 @@
-// What products of codes with int8 are made of, those with super-blocks first of all: codes of 4 to 6 bits as bytes,
-// their dot products with int8, and the sums of those times the small scales of their groups. All of it is exact, so
-// every level gives the same integers.
+// Dot products of int8 and codes of 4 to 6 bits: the codes as bytes, the products, and their sums, also times the small
+// scales of groups in super-blocks. All of it is exact, so every level gives the same integers.
 //
 // VNNI sums four products in int32. Without it vpmaddubsw sums two in int16, which several steps can share: the small
 // scale multiplies the pair of sums and adds them in one vpmaddwd.

@@ -14,7 +14,6 @@
 
 namespace radix::cpu::RK_ISA {
 
-using linear_layout::kFetchDistance;
 using linear_layout::kLine;
 using linear_layout::Quantized;
 
@@ -157,8 +156,8 @@ inline void int_group(const Quantized& q, const uint8_t* w, const int8_t* const*
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++) acc[r][b] = apart[r][b] = no_ints();
   for (int64_t k = k0; k < k0 + size; k += kRun) {
-    const int64_t at = k / kPerLine * kLine,
-                  ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
+    const int64_t at = k / kPerLine * kLine;
+    const int64_t ahead = q.ahead(at, B);
 #pragma GCC unroll 8
     for (int i = 0; i < kLines; i++) {
       Bytes64 line[B];
@@ -186,6 +185,7 @@ inline void int_group(const Quantized& q, const uint8_t* w, const int8_t* const*
 
 template <int Bits, bool Floats, int R, int B>
 inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint8_t* w, float* sums) {
+  constexpr int kLeastRun = Bits == 8 ? 16 : 32;  // the smallest group
   const int8_t* rows[R];
   for (int r = 0; r < R; r++) rows[r] = reinterpret_cast<const int8_t*>(x.at(m + r, 0));
   const auto* row_sums = static_cast<const int32_t*>(x.sums);
@@ -193,12 +193,8 @@ inline void int_tile(const Quantized& q, const StagedX& x, int64_t m, const uint
   clear(total);
   for (int64_t g = 0; g < q.groups; g++) {
     Ints16 acc[R][B];
-    if constexpr (Bits == 8) {
-      if (q.group < 32) {
-        int_group<Bits, Floats, 16>(q, w, rows, g * q.group, q.group, acc);
-      } else {
-        int_group<Bits, Floats, 32>(q, w, rows, g * q.group, q.group, acc);
-      }
+    if (kLeastRun < 32 && q.group < 32) {
+      int_group<Bits, Floats, kLeastRun>(q, w, rows, g * q.group, q.group, acc);
     } else {
       int_group<Bits, Floats, 32>(q, w, rows, g * q.group, q.group, acc);
     }
@@ -249,8 +245,8 @@ inline void float_run(const Quantized& q, const uint8_t* w, const float* const* 
   constexpr int kPerLine = 32 / Bits;
   for (auto& set : sums) clear(set);
   for (int64_t k = k0; k < k1; k += kPerLine) {
-    const int64_t at = k / kPerLine * kLine,
-                  ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
+    const int64_t at = k / kPerLine * kLine;
+    const int64_t ahead = q.ahead(at, B);
     Bytes64 line[B];
     for (int b = 0; b < B; b++) {
       const uint8_t* p = w + b * q.block + at;

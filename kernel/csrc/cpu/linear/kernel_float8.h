@@ -38,7 +38,7 @@ inline void float8_tile(const Quantized& q, const StagedX& staged, int64_t m, co
     Lanes16 acc[R][B];
     clear(acc);
     for (int64_t k = g * q.group; k < (g + 1) * q.group; k += kLineK) {
-      const int64_t at = k * kBlockN, ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
+      const int64_t at = k * kBlockN, ahead = q.ahead(at, B);
       const uint8_t *first[B], *second[B];
       for (int b = 0; b < B; b++) {
         first[b] = w + b * q.block + at;
@@ -75,7 +75,7 @@ struct Float8Piece {
 
   void widen(int64_t k0, int64_t size) const {
     for (int64_t k = k0; k < k0 + size; k += 2) {
-      const int64_t at = k * kBlockN, ahead = linear_layout::fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
+      const int64_t at = k * kBlockN, ahead = q.ahead(at, B);
       for (int b = 0; b < B; b++) {
         const uint8_t* codes = w + b * q.block + at;
         __builtin_prefetch(codes + ahead, 0, 3);

@@ -126,7 +126,8 @@ inline void super_tile(const SuperBlocks& q, const StagedSupers& staged, int64_t
     const int16_t* x_sums[R];
     for (int b = 0; b < B; b++) super[b] = w + b * q.block + s * q.super;
     for (int r = 0; r < R; r++) x_sums[r] = staged.sums + (m + r) * q.groups + s * Run::kGroups;
-    const int64_t ahead = linear_layout::fetch_ahead(s * q.super, q.block, B, kFetchDistance);
+    using namespace linear_layout;
+    const int64_t ahead = fetch_ahead(s * q.super, q.block, B, kFetchDistance);
     SuperSums<Bits, R, B> found;
     found.clear();
     for (int g = 0; g < Run::kGroups; g++) {

@@ -102,6 +102,9 @@ struct Quantized {
     group_numbers = (block - scales) / groups;
   }
 
+  // fetch_ahead() of these blocks.
+  int64_t ahead(int64_t offset, int blocks) const { return fetch_ahead(offset, scales, block, blocks, kFetchDistance); }
+
   // Byte of code (n, k) within its block, n < 16; 4-bit codes: in the high half when high(k).
   int64_t code(int64_t n, int64_t at) const {
     if (bits == 8 && floats) return at / 2 * (kLine / 2) + n * 2 + at % 2;

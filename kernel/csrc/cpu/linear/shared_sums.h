@@ -71,7 +71,8 @@ inline void sum_halves(const linear_layout::Quantized& q, const uint8_t* w, cons
     for (int half = 0; half < 2; half++) {
       HalfBlock<Floats, R> found;
       for (int64_t k = k0; k < k0 + size; k += kLines * kPerLine) {
-        const int64_t at = k / kPerLine * kLine, ahead = fetch_ahead(at, q.scales, q.block, B, kFetchDistance);
+        const int64_t at = k / kPerLine * kLine;
+        const int64_t ahead = q.ahead(at, B);
 #pragma GCC unroll 4
         for (int i = 0; i < kLines; i++) {
           const uint8_t* line = w + b * q.block + at + i * kLine;
