@@ -18,6 +18,7 @@ FAMILIES = (
     "linear_super_blocks",
     "linear_mxfp4",
     "linear_float8",
+    "linear_keep_x",
     "attention",
     "attention_int8",
     "attention_merge",

@@ -128,16 +128,43 @@ def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, d
     return model.random(sum(query), HIDDEN), places
 
 
+class Products:
+    """`linear` of the tokens that are decoded, which come first, and of those of prompts, which
+    keep x."""
+
+    def __init__(self, places: dict[str, Any]) -> None:
+        queries = places["cu_seqlens_q"].diff().tolist()
+        self._decoded = next((i for i, count in enumerate(queries) if count != 1), len(queries))
+
+    def __call__(
+        self, x: torch.Tensor, *weight: Any, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        def of(rows: slice, keep_x: bool) -> torch.Tensor:
+            added = None if residual is None else residual[rows]
+            return rk.linear(x[rows], *weight, residual=added, keep_x=keep_x)
+
+        return torch.cat([of(slice(self._decoded), False), of(slice(self._decoded, None), True)])
+
+    def silu_and_mul(self, x: torch.Tensor, weight: rk.PackedWeight) -> torch.Tensor:
+        decoded = rk.linear_silu_and_mul(x[: self._decoded], weight)
+        prompts = rk.linear_silu_and_mul(x[self._decoded :], weight, keep_x=True)
+        return torch.cat([decoded, prompts])
+
+
 def normed(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     return x if weight is None else rk.rmsnorm(x, weight, EPS)
 
 
 def added(
-    residual: torch.Tensor, x: torch.Tensor, product: Any, out_norm: torch.Tensor | None
+    linear: Products,
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    product: Any,
+    out_norm: torch.Tensor | None,
 ) -> torch.Tensor:
     if out_norm is None:
-        return rk.linear(x, *product, residual=residual)
-    return residual + rk.rmsnorm(rk.linear(x, *product), out_norm, EPS)
+        return linear(x, *product, residual=residual)
+    return residual + rk.rmsnorm(linear(x, *product), out_norm, EPS)
 
 
 def by_ops(
@@ -149,12 +176,11 @@ def by_ops(
 ) -> torch.Tensor:
     """The definition."""
     residual = hidden
+    linear = Products(places)
     attention = {name: places[name] for name in ("page_table", "kv_lens", "cu_seqlens_q")}
     for layer in layers:
         hidden = normed(residual, layer.attention_norm)
-        parts = rk.linear(hidden, *layer.qkv).split(
-            [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1
-        )
+        parts = linear(hidden, *layer.qkv).split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], -1)
         q, k, v = (part.unflatten(-1, (-1, DIM)) for part in parts)
         where = (
             layer.cos_sin_cache,
@@ -174,13 +200,13 @@ def by_ops(
             q, *caches, **attention, **scales, softmax_scale=layer.softmax_scale,
             softcap=layer.softcap, sinks=layer.sinks, window_size=window,
         )  # fmt: skip
-        residual = added(residual, out.flatten(1), layer.o, layer.attention_out_norm)
+        residual = added(linear, residual, out.flatten(1), layer.o, layer.attention_out_norm)
         hidden = normed(residual, layer.mlp_norm)
         if activation == "silu" and layer.gate_up[1] is None:
-            inner = rk.linear_silu_and_mul(hidden, layer.gate_up[0])
+            inner = linear.silu_and_mul(hidden, layer.gate_up[0])
         else:
-            inner = ACTIVATIONS[activation](rk.linear(hidden, *layer.gate_up))
-        residual = added(residual, inner, layer.down, layer.mlp_out_norm)
+            inner = ACTIVATIONS[activation](linear(hidden, *layer.gate_up))
+        residual = added(linear, residual, inner, layer.down, layer.mlp_out_norm)
     return rk.rmsnorm(residual, model.norm, EPS)
 
 

@@ -113,7 +113,7 @@ class Attention:
             cu_k,
             torch.empty(length, LATENT + ROTARY, dtype=self.dtype),
         )
-        both = rk.linear(cached[:, :LATENT], self.expand).unflatten(-1, (HEADS, -1))
+        both = rk.linear(cached[:, :LATENT], self.expand, keep_x=True).unflatten(-1, (HEADS, -1))
         keys = torch.empty(length, HEADS, NOPE + ROTARY, dtype=self.dtype)
         rk.concat_mla_k(keys, both[..., :NOPE], cached[:, None, LATENT:])
         rk.flash_attn_varlen(

@@ -1,5 +1,4 @@
-"""Attention's AMX kernels on a machine without AMX: their tile instructions emulated, all else as
-it is."""
+"""The AMX kernels on a machine without AMX: their tile instructions emulated, all else as it is."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import radix_kernels as rk
 from radix_kernels import _loader
 from tests.child import run_at_level
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.builds(),
 ]
 
-BITS = """
+ATTENTION = """
 import torch, radix_kernels as rk
 rng = torch.Generator().manual_seed(1)
 q, k, v = (torch.randn(300, 2, 64, generator=rng).bfloat16() for _ in range(3))
@@ -31,50 +31,84 @@ ends = torch.tensor([0, 300], dtype=torch.int32)
 out = rk.flash_attn_varlen(q, k, v, ends, ends)
 print(rk._loader.bind.isa(), hash(tuple(out.flatten().tolist())))
 """
+PRODUCT = """
+import torch, radix_kernels as rk
+rng = torch.Generator().manual_seed(1)
+x, w = (torch.randn(n, 300, generator=rng).bfloat16() for n in (70, 48))
+out = rk.linear(x, rk.pack_weight(w, kind="w4a8", group=32), keep_x=True)
+print(rk._loader.bind.isa(), hash(tuple(out.flatten().tolist())))
+"""
+# What else than `linear` the ops whose products are its own need.
+PRODUCTS = ("linear", "packed_experts", "packed_heads", "moe", "activation")
 
 
-def run(path: Path | str, *command: str) -> str:
-    done = run_at_level("avx2", *command, path=str(path))
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    return done.stdout
-
-
-@pytest.mark.timeout(1200)
-def test_attention(tmp_path):
+def emulated(folder: Path, families: tuple[str, ...]) -> Path:
+    """A build of these families alone: where its package lies."""
     for name in ("CMakeLists.txt", "cmake", "kernel"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
+    only = ";".join(families)
     build = {
         "PYTHON": sys.executable,
         "JOBS": "2",
         "BACKEND": "cpu",
-        "ONLY": "attention",
+        "ONLY": only,
         "CXXFLAGS": "-DRADIX_EMULATE_TILES",
     }
     command = ["sh", str(ROOT / "tools/dev_build.sh")]
     subprocess.run(
         command,
         env={**os.environ, **build},
-        cwd=tmp_path,
+        cwd=folder,
         check=True,
         capture_output=True,
         timeout=900,
     )
-    emulated = tmp_path / "build/cpu-attention/python"
-    installed = str(Path(_loader.__file__).parents[1])
-    assert run(emulated, "-c", BITS) != run(installed, "-c", BITS), (
-        "the emulated library runs the kernels of AVX2"
+    return folder / f"build/cpu-{only.replace(';', '-')}/python"
+
+
+def run(level: str, path: Path, *command: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RADIX_TEST_TILES", "emulated")
+        done = run_at_level(level, *command, path=str(path))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    return done.stdout
+
+
+def check(level: str, path: Path, probe: str, files: tuple[str, ...]) -> None:
+    """That the tiles change the bits of `probe`, and the tests in these files pass on them."""
+    installed = Path(_loader.__file__).parents[1]
+    assert run(level, path, "-c", probe) != run(level, installed, "-c", probe), (
+        f"the emulated library runs the kernels of {level}"
     )
-    run(
-        emulated,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "pythonpath=.",
-        "tests/kernel/test_attention.py",
-        "tests/kernel/test_attention_int8.py",
-        "tests/kernel/test_attention_merge.py",
+    tests = [f"tests/kernel/test_{name}.py" for name in files]
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=.")
+    run(level, path, "-m", "pytest", *options, *tests)
+
+
+@pytest.mark.timeout(1200)
+def test_attention(tmp_path):
+    path = emulated(tmp_path, ("attention",))
+    check("avx2", path, ATTENTION, ("attention", "attention_int8", "attention_merge"))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(
+    rk.capabilities().get("isa") not in ("avx512_bf16", "amx"), reason="no AVX512-BF16"
+)
+def test_products(tmp_path):
+    path = emulated(tmp_path, PRODUCTS)
+    files = (
+        "linear",
+        "linear_argmax",
+        "linear_quantized",
+        "linear_super_blocks",
+        "linear_mxfp4",
+        "linear_float8",
+        "linear_keep_x",
+        "packed_experts",
+        "packed_experts_codes",
+        "packed_experts_few",
+        "packed_experts_terms",
+        "packed_heads",
     )
+    check("avx512_bf16", path, PRODUCT, files)

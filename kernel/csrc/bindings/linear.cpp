@@ -35,18 +35,23 @@ void bind_linear(py::module_& m) {
     args.sub_mins = call.optional_out("sub_mins", sub_mins);
     call.run(rk_unpack_weight, args);
   });
-  m.def("linear_packed", [](py::handle x, py::handle packed, const PackedDesc& desc, py::handle bias,
-                            py::handle residual, int gate, py::handle out) {
-    Call call("linear");
-    rk_linear_args args{sizeof args, &desc.desc};
-    args.x = call.in("x", x);
-    args.packed = call.in("weight", packed);
-    args.bias = call.optional_in("bias", bias);
-    args.residual = call.optional_in("residual", residual);
-    args.gate = gate;
-    args.out = call.out("out", out);
-    call.run(rk_linear, args);
-  });
+  m.def(
+      "linear_packed",
+      [](py::handle x, py::handle packed, const PackedDesc& desc, py::handle bias, py::handle residual, int gate,
+         py::handle out, bool keep_x) {
+        Call call("linear");
+        rk_linear_args args{sizeof args, &desc.desc};
+        args.x = call.in("x", x);
+        args.packed = call.in("weight", packed);
+        args.bias = call.optional_in("bias", bias);
+        args.residual = call.optional_in("residual", residual);
+        args.gate = gate;
+        args.out = call.out("out", out);
+        args.keep_x = keep_x;
+        call.run(rk_linear, args);
+      },
+      py::arg("x"), py::arg("packed"), py::arg("desc"), py::arg("bias"), py::arg("residual"), py::arg("gate"),
+      py::arg("out"), py::arg("keep_x") = false);
   // A GPU's library has no such kernel: there the outputs are written.
   if (std::string(rk_backend()) == "cpu")
     m.def("linear_argmax",

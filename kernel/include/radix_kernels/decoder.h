@@ -48,7 +48,8 @@ typedef struct rk_rmsnorm_op {
   float eps;
 } rk_rmsnorm_op;
 
-/* rk_linear. residual: count 0 for none. */
+/* rk_linear, with keep_x for the tokens of entries with more than one query and those behind them. residual: count 0 for
+ * none. */
 typedef struct rk_linear_op {
   rk_columns x;
   rk_columns out;
@@ -167,7 +168,7 @@ typedef struct rk_latent_attention_op {
 } rk_latent_attention_op;
 
 /* Latent attention of the last num_expanded entries, un-absorbed; q and out as above. rk_gather_mla_kv of all tokens of
- * an entry; rk_linear of their latent values by expand [heads * (N + V), L], which gives keys, then values of each
+ * an entry; rk_linear, with keep_x, of their latent values by expand [heads * (N + V), L]: keys, then values of each
  * head; rk_concat_mla_k with the rotary ones; rk_flash_attn_varlen, causal. Entries whose keys and values take 64 MiB
  * together, or one that takes more, are expanded at a time. RK_INVALID for an entry whose kv_lens is less than its
  * queries. */

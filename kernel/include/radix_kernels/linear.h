@@ -101,7 +101,10 @@ RK_API rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream s
  * once to out's dtype. x has desc->dtype; bias [n] (optional) the same or fp32; out [..., n] the same or fp32; residual
  * (optional) out's shape and x's dtype. gate is RK_GATE_*: with one, out and residual are [..., n / 2]; RK_GATE_HALVES
  * needs n / 2 in multiples of 16 (RK_UNSUPPORTED otherwise). gating: the activation of a gate, zeros (SiLU) without
- * one. out may be residual. A row's bits depend on neither the other rows nor the number of threads. */
+ * one. out may be residual. A row's bits depend on neither the other rows nor the number of threads.
+ * keep_x: 1 where many rows are to be expected. With AMX a kind that quantizes x then leaves bf16 x as it is and rounds
+ * its elements to bf16, which is nearer to the exact product and, from a few dozen rows on, faster; W8A8 does not where
+ * its groups fill tiles (whole rows, 64 and more), nor W4A8 in groups of 128. Elsewhere it says nothing. */
 typedef struct rk_linear_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;
@@ -112,6 +115,7 @@ typedef struct rk_linear_args {
   const rk_tensor* residual;
   int32_t gate;
   rk_gating gating;
+  int32_t keep_x;
 } rk_linear_args;
 RK_API rk_status rk_linear(const rk_linear_args* args, rk_stream stream);
 

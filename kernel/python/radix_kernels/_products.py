@@ -60,6 +60,7 @@ def run_packed(
     residual: Array | None = None,
     gate: int = NO_GATE,
     *,
+    keep_x: bool = False,
     out: Array,
 ) -> Array:
     """The product with a packed weight; returns out."""
@@ -69,7 +70,7 @@ def run_packed(
     if weight.layout == FRAGMENT_LAYOUT:
         _run_fragments(op, run, weight, gate, torch_views(x, bias, residual, out))
     else:
-        run(x, weight.data, weight.descriptor, bias, residual, gate, out)
+        run(x, weight.data, weight.descriptor, bias, residual, gate, out, keep_x)
     return out
 
 

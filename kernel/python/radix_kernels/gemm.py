@@ -27,18 +27,23 @@ from .packed_weight import PackedWeight, is_packed
 
 
 def linear_silu_and_mul(
-    x: Array, weight: PackedWeight | Array, *, interleaved: bool = False, out: Array | None = None
+    x: Array,
+    weight: PackedWeight | Array,
+    *,
+    interleaved: bool = False,
+    keep_x: bool = False,
+    out: Array | None = None,
 ) -> Array:
     """`out = silu(gate) * up` with `gate, up` from `x @ weight.T`, in one pass on Hopper, for
     packed weights on the CPU and for quantized ones on a GPU.
 
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: [2 F, K] of x's
     dtype or a PackedWeight of it: gate rows, then up rows, or with interleaved gate row 2j and up
-    row 2j + 1. out: [..., F] of x's dtype. Fused, nothing is rounded before the product of the two;
-    otherwise this is `linear` and then `silu_and_mul`, which rounds gate and up as well. Hopper's
-    fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16 bytes; the CPU's needs F
-    in multiples of 16 unless interleaved. Bits of a row: as `linear`. Errors: TypeError (dtype),
-    ValueError (shape, stride).
+    row 2j + 1. out: [..., F] of x's dtype. keep_x: as in `linear`. Fused, nothing is rounded before
+    the product of the two; otherwise this is `linear` and then `silu_and_mul`, which rounds gate
+    and up as well. Hopper's fused kernel needs F in multiples of 8, K in multiples of 8, rows at 16
+    bytes; the CPU's needs F in multiples of 16 unless interleaved. Bits of a row: as `linear`.
+    Errors: TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear_silu_and_mul"
     _checks.dtype(op, "x", x, _checks.FLOATS)
@@ -57,8 +62,8 @@ def linear_silu_and_mul(
         run_hopper(run, x, weight, None, None, gate, out)
         return out
     if is_packed(weight) and (interleaved or features % 16 == 0 or weight.layout == CODES_LAYOUT):
-        return run_packed(op, x, weight, gate=gate, out=out)
-    both, target = torch_views(linear(x, weight), out)
+        return run_packed(op, x, weight, gate=gate, keep_x=keep_x, out=out)
+    both, target = torch_views(linear(x, weight, keep_x=keep_x), out)
     _checks.shape(op, "out", target, shape, "rows of x, half of weight's")
     _checks.same_dtype(op, "out", target, "x", both)
     if interleaved:

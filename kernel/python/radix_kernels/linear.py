@@ -28,6 +28,7 @@ def linear(
     bias: Array | None = None,
     *,
     residual: Array | None = None,
+    keep_x: bool = False,
     out_dtype: Any = None,
     out: Array | None = None,
 ) -> Array:
@@ -36,7 +37,7 @@ def linear(
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or [N,
     K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
     out; as torch tensors both may have any strides. out_dtype: a dtype or its name, x's (default)
-    or float32. out: [..., N] of it; returned.
+    or float32. out: [..., N] of it; returned. keep_x: as prompts are multiplied; see `pack_weight`.
 
     Accumulated in float32, bias and residual added in float32, rounded once; with a float32 out, as
     logits should be, not at all. The quantized kinds of weight: see `pack_weight`; a NaN or
@@ -58,7 +59,7 @@ def linear(
     if is_packed(weight):
         if out is None:
             out = _empty_out(x, weight, name)
-        return run_packed(op, x, weight, bias, residual, out=out)
+        return run_packed(op, x, weight, bias, residual, keep_x=keep_x, out=out)
     run = hopper_kernel(x, weight, bias, residual, out, wide=name == "float32")
     if run is not None:
         if out is None:

@@ -1,30 +1,17 @@
 // AMX tiles of 16 rows x 64 bytes for attention, and the two register shuffles that feed them.
-//
-// Built with RADIX_EMULATE_TILES the same kernels run on any level, slowly, so that their logic can be tested on a
-// machine without AMX.
 #pragma once
 
-#if defined(__AMX_BF16__)
-#define RK_HAS_TILES 1
-#include <immintrin.h>
-#elif defined(RADIX_EMULATE_TILES)
-#define RK_HAS_TILES 1
-#else
-#define RK_HAS_TILES 0
-#endif
+#include "cpu/tiles.h"
 
 #if RK_HAS_TILES
 
 #include "cpu/attention/transpose.h"
-#include "cpu/tile_shapes.h"
 
 namespace radix::cpu::RK_ISA {
 
 constexpr int kTile = 16;                  // rows of a tile, and its columns of 4 bytes
 constexpr int kTileWords = kTile * kTile;  // 1 KiB
 static_assert(kTile * 4 == 64, "a row of a tile is a line");
-
-#if defined(__AMX_BF16__)
 
 // The tiles' shapes and, as long, the flags of float arithmetic: a probability that underflows becomes 0 without the
 // processor's slow path.
@@ -41,7 +28,7 @@ class TileScope {
   }
   ~TileScope() {
     _mm_setcsr(flags_);
-    _tile_release();
+    tile_release();
   }
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
@@ -49,67 +36,6 @@ class TileScope {
  private:
   const unsigned flags_ = _mm_getcsr();
 };
-
-// In assembly: the intrinsics take literal numbers only and do not say which memory they read and write.
-template <int T>
-inline void tile_zero() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(T));
-}
-template <int T>
-inline void tile_load(const void* p, int64_t row_bytes) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
-}
-// Around L1: for what will not be loaded again soon.
-template <int T>
-inline void tile_stream_load(const void* p, int64_t row_bytes) {
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
-}
-template <int T>
-inline void tile_store(void* p, int64_t row_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
-}
-// C[i][j] += sum over k of A[i][k] B[k / 2][2 j + k % 2], 32 bf16 k.
-template <int C, int A, int B>
-inline void tile_dot() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
-}
-
-#else
-
-inline thread_local uint32_t emulated_tiles[8][kTile][kTile];
-struct TileScope {
-  TileScope() {}
-};
-template <int T>
-void tile_zero() {
-  std::memset(emulated_tiles[T], 0, sizeof emulated_tiles[T]);
-}
-template <int T>
-void tile_load(const void* p, int64_t row_bytes) {
-  for (int i = 0; i < kTile; i++) std::memcpy(emulated_tiles[T][i], static_cast<const char*>(p) + i * row_bytes, 64);
-}
-template <int T>
-void tile_stream_load(const void* p, int64_t row_bytes) {
-  tile_load<T>(p, row_bytes);
-}
-template <int T>
-void tile_store(void* p, int64_t row_bytes) {
-  for (int i = 0; i < kTile; i++) std::memcpy(static_cast<char*>(p) + i * row_bytes, emulated_tiles[T][i], 64);
-}
-template <int C, int A, int B>
-void tile_dot() {
-  for (int i = 0; i < kTile; i++)
-    for (int k = 0; k < kTile; k++)
-      for (int j = 0; j < kTile; j++) {
-        const uint32_t a = emulated_tiles[A][i][k], b = emulated_tiles[B][k][j];
-        float c = float_of(emulated_tiles[C][i][j]);
-        c += float_of(a << 16) * float_of(b << 16);
-        c += float_of(a & 0xffff0000u) * float_of(b & 0xffff0000u);
-        emulated_tiles[C][i][j] = bits_of(c);
-      }
-}
-
-#endif
 
 #if RK_ISA_LEVEL >= 2
 

@@ -150,6 +150,7 @@ class Run {
     args.x = x;
     args.packed = op_.expand;
     args.out = out;
+    args.keep_x = 1;
     call(rk_linear, args);
   }
   void join() const {

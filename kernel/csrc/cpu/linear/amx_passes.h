@@ -5,12 +5,11 @@
 // changes no bit.
 #pragma once
 
-#if defined(__AMX_BF16__)
+#include "cpu/tiles.h"
 
-#include <immintrin.h>
+#if RK_HAS_PRODUCT_TILES
 
 #include "cpu/linear/kernel_codes.h"
-#include "cpu/tile_shapes.h"
 
 namespace radix::cpu::RK_ISA {
 
@@ -30,23 +29,23 @@ class AmxScope {
     }
     shapes.load();
   }
-  ~AmxScope() { _tile_release(); }
+  ~AmxScope() { tile_release(); }
   AmxScope(const AmxScope&) = delete;
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
 // C tile 2 i + j += A tile 4 + i times B tile 6 + j.
 struct Bf16Tiles {
-  static void c00() { _tile_dpbf16ps(0, 4, 6); }
-  static void c01() { _tile_dpbf16ps(1, 4, 7); }
-  static void c10() { _tile_dpbf16ps(2, 5, 6); }
-  static void c11() { _tile_dpbf16ps(3, 5, 7); }
+  static void c00() { tile_dot<0, 4, 6>(); }
+  static void c01() { tile_dot<1, 4, 7>(); }
+  static void c10() { tile_dot<2, 5, 6>(); }
+  static void c11() { tile_dot<3, 5, 7>(); }
 };
 struct Int8Tiles {
-  static void c00() { _tile_dpbssd(0, 4, 6); }
-  static void c01() { _tile_dpbssd(1, 4, 7); }
-  static void c10() { _tile_dpbssd(2, 5, 6); }
-  static void c11() { _tile_dpbssd(3, 5, 7); }
+  static void c00() { tile_dot_int8<0, 4, 6>(); }
+  static void c01() { tile_dot_int8<1, 4, 7>(); }
+  static void c10() { tile_dot_int8<2, 5, 6>(); }
+  static void c11() { tile_dot_int8<3, 5, 7>(); }
 };
 
 // The B tiles of a piece of k for two packed blocks (the second may be the first again).
@@ -88,13 +87,39 @@ inline void fetch_tile(const char* tile) {
   for (int line = 0; line < kTileRows; line++) __builtin_prefetch(tile + line * kLine, 0, 3);
 }
 
+// Loads and stores that do not say which memory they mean: multiply() does, once around all of them.
+template <int T>
+inline void load_tile(const char* p, int64_t row_bytes) {
+#if defined(__AMX_BF16__)
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T));
+#else
+  tile_load<T>(p, row_bytes);
+#endif
+}
+template <int T>
+inline void load_tile_around_l1(const char* p, int64_t row_bytes) {
+#if defined(__AMX_BF16__)
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T));
+#else
+  tile_load<T>(p, row_bytes);
+#endif
+}
+template <int T>
+inline void store_tile(char* p, int64_t row_bytes) {
+#if defined(__AMX_BF16__)
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T));
+#else
+  tile_store<T>(p, row_bytes);
+#endif
+}
+
 // Tiles of x, 4 or 5. kAround: around L1.
 template <int T, bool kAround>
 inline void load_x(const char* a) {
   if constexpr (kAround) {
-    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(a), "r"(kLine), "i"(T));
+    load_tile_around_l1<T>(a, kLine);
   } else {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(a), "r"(kLine), "i"(T));
+    load_tile<T>(a, kLine);
   }
 }
 
@@ -121,23 +146,23 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
   asm volatile("" ::: "memory");  // operands may just have been written; the intrinsics do not say so
   const char *b0 = panel.b0, *b1 = panel.b1;
   if (accumulate) {
-    _tile_loadd(0, c, kStride);
-    if constexpr (kTwo) _tile_loadd(2, c1, kStride);
-    _tile_loadd(1, c + 64, kStride);
-    if constexpr (kTwo) _tile_loadd(3, c1 + 64, kStride);
+    load_tile<0>(c, kStride);
+    if constexpr (kTwo) load_tile<2>(c1, kStride);
+    load_tile<1>(c + 64, kStride);
+    if constexpr (kTwo) load_tile<3>(c1 + 64, kStride);
   } else {
-    _tile_zero(0);
-    _tile_zero(1);
+    tile_zero<0>();
+    tile_zero<1>();
     if constexpr (kTwo) {
-      _tile_zero(2);
-      _tile_zero(3);
+      tile_zero<2>();
+      tile_zero<3>();
     }
   }
   for (int left = panel.steps; left > 0; left--) {
     load_x<4, kMany>(a);
-    _tile_loadd(6, b0, kLine);
+    load_tile<6>(b0, kLine);
     if constexpr (kTwo) load_x<5, kMany>(a + row16);
-    _tile_loadd(7, b1, kLine);
+    load_tile<7>(b1, kLine);
     a += kTileBytes;
     b0 += panel.step;
     b1 += panel.step;
@@ -154,11 +179,11 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
     Tiles::c01();
     if constexpr (kTwo) Tiles::c11();
   }
-  _tile_stored(0, c, kStride);
-  _tile_stored(1, c + 64, kStride);
+  store_tile<0>(c, kStride);
+  store_tile<1>(c + 64, kStride);
   if constexpr (kTwo) {
-    _tile_stored(2, c1, kStride);
-    _tile_stored(3, c1 + 64, kStride);
+    store_tile<2>(c1, kStride);
+    store_tile<3>(c1 + 64, kStride);
   }
   asm volatile("" ::: "memory");
 }
@@ -224,6 +249,14 @@ struct WeightStream {
   }
 };
 
+// Weights that lie as tiles, in blocks of so many bytes, as a task reads them.
+struct TilesInPlace {
+  int64_t block;
+  Panel panel(const WeightStream& stream, int64_t tile, int64_t steps) const {
+    return stream.panel(tile * kTileBytes, kTileBytes, steps);
+  }
+};
+
 // The blocks of a task: those of the gates or of all outputs, those of the up rows or NULL, and what the thread reads
 // next, or NULL.
 struct TaskBlocks {
@@ -254,14 +287,14 @@ struct Pending {
   }
 };
 
-// Rows m .. of x, more than one pass, by the blocks of a task: `tiles` of k each, `block` bytes apart. sums, up_sums:
-// [rows][2][16]. ends: fetch(row, rows) for all rows, evenly over the passes, begin(row, rows) before the last pass
-// over rows, finish(row, rows, sums, up_sums) makes outputs of complete ones, at every kSteps-th step.
-template <class Tiles, class Ends>
-inline void multiply_task(const StagedX& x, int64_t m, int rows, const TaskBlocks& blocks, int64_t tiles, int64_t block,
-                          float* sums, float* up_sums, const Ends& ends) {
+// Rows m .. of x by the blocks of a task: `tiles` of k each, of which weights.panel() gives a piece at a time. sums,
+// up_sums: [rows][2][16]. ends: fetch(row, rows) for all rows, evenly over the passes, begin(row, rows) before the last
+// pass over rows, finish(row, rows, sums, up_sums) makes outputs of complete ones, at every kSteps-th step.
+template <class Tiles, class Weights, class Ends>
+inline void multiply_task(const StagedX& x, int64_t m, int rows, const TaskBlocks& blocks, int64_t tiles,
+                          const Weights& weights, float* sums, float* up_sums, const Ends& ends) {
   constexpr int kRow = 2 * kBlockN;
-  const int64_t second = blocks.count == 2 ? block : 0;
+  const int64_t second = blocks.count == 2 ? weights.block : 0;
   const int64_t pieces = (tiles + kManyPieceTiles - 1) / kManyPieceTiles, piece = (tiles + pieces - 1) / pieces;
   const int passes = (rows + kPassRows - 1) / kPassRows;
   // A pass's sums wait in rows of their own; where nothing follows but their outputs two places in L1 take turns.
@@ -276,10 +309,10 @@ inline void multiply_task(const StagedX& x, int64_t m, int rows, const TaskBlock
   for (const uint8_t* w : {blocks.w, blocks.up}) {
     if (!w) continue;
     const bool gates = blocks.up && w == blocks.w, up = w == blocks.up;
-    const WeightStream stream{w, gates ? blocks.up : blocks.next, block, second};
+    const WeightStream stream{w, gates ? blocks.up : blocks.next, weights.block, second};
     for (int64_t t = 0; t < tiles; t += piece) {
       const int64_t steps = lesser(piece, tiles - t);
-      const Panel panel = stream.panel(t * kTileBytes, kTileBytes, steps);
+      const Panel panel = weights.panel(stream, t, steps);
       for (int r = 0; r < rows; r += kPassRows) {
         const int ready = static_cast<int>(lesser(kPassRows, rows - r));
         const Fetch fetch(panel, r / kPassRows, passes);

@@ -6,7 +6,9 @@
 // large batch.
 #pragma once
 
-#if defined(__AMX_BF16__)
+#include "cpu/tiles.h"
+
+#if RK_HAS_PRODUCT_TILES
 
 #include <type_traits>
 
@@ -39,16 +41,21 @@ struct AmxProduct {
   }
 };
 
-// bf16 weights.
+// How bf16 weights lie.
+struct DenseBlocks {
+  int64_t kp, block;  // bytes of a block
+  explicit DenseBlocks(const rk_packed_desc& d) : kp(linear_layout::padded_k(d.k)), block(kp * kBlockN * 2) {}
+};
+
 struct DenseAmx : AmxProduct {
   int64_t tiles;  // of k
-  DenseAmx(const StagedX& staged, int64_t k_tiles) : AmxProduct(staged), tiles(k_tiles) {}
+  DenseAmx(const DenseBlocks& layout, const StagedX& staged) : AmxProduct(staged), tiles(layout.kp * 2 / kLine) {}
 
   AmxScope scope(int64_t m) const { return {static_cast<int>(lesser(m, kTileRows)), 64}; }
   bool many(int rows) const { return rows > kPassRows; }
   template <class Ends>
   void tile_many(int64_t m, int rows, const TaskBlocks& blocks, float* sums, float* up_sums, const Ends& ends) const {
-    multiply_task<Bf16Tiles>(x, m, rows, blocks, tiles, tiles * kTileBytes, sums, up_sums, ends);
+    multiply_task<Bf16Tiles>(x, m, rows, blocks, tiles, TilesInPlace{tiles * kTileBytes}, sums, up_sums, ends);
   }
   template <class Ends>
   void tile(int64_t m, int rows, const uint8_t* w, int count, const uint8_t* next, float* sums,
@@ -127,7 +134,7 @@ struct CodesOnTiles : AmxProduct {
   void tile_many(int64_t m, int rows, const TaskBlocks& blocks, float* sums, float* up_sums, const Ends& ends) const {
     if constexpr (Int8X && Bits == 8) {
       const FoldedEnds<Ends> folded{*this, ends, m, blocks};
-      multiply_task<Int8Tiles>(x, m, rows, blocks, q.kp / kLine, q.block, sums, up_sums, folded);
+      multiply_task<Int8Tiles>(x, m, rows, blocks, q.kp / kLine, TilesInPlace{q.block}, sums, up_sums, folded);
     }
   }
   template <class Ends>

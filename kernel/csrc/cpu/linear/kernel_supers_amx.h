@@ -2,7 +2,9 @@
 // pass of 32 rows meets its groups one after the other, and their sums stay integers in L1 until the super-block ends.
 #pragma once
 
-#if defined(__AMX_BF16__)
+#include "cpu/tiles.h"
+
+#if RK_HAS_PRODUCT_TILES
 
 #include "cpu/linear/kernel_amx.h"
 #include "cpu/linear/kernel_supers.h"

@@ -7,6 +7,8 @@
 #include "cpu/linear/problem.h"
 #include "cpu/linear/quantized.h"
 #include "cpu/linear/supers.h"
+#include "cpu/linear/tiles_job.h"
+#include "cpu/linear/widened.h"
 
 namespace radix::cpu::RK_ISA {
 namespace {
@@ -108,56 +110,17 @@ class DenseJob final : public Job {
   S* x_ = nullptr;
 };
 
-#if defined(__AMX_BF16__)
-
-// 16 rows of x, number `group`, as tiles, zero from k on. Four tiles at a time, so that what is written is contiguous.
-void stage_tiles(const Problem& p, const StagedX& x, int64_t group) {
-  constexpr int64_t kRun = 4;
-  const int64_t whole = p.k * 2 / kLine, tail = p.k * 2 % kLine;
-  const int64_t m0 = group * 16, m1 = lesser(p.m, m0 + 16);
-  for (int64_t c0 = 0; c0 < whole; c0 += kRun)
-    for (int64_t m = m0; m < m1; m++)
-      for (int64_t c = c0; c < lesser(c0 + kRun, whole); c++)
-        std::memcpy(x.at(m, c), p.x.at<char>(m) + c * kLine, kLine);
-  for (int64_t m = m0; m < m1 && tail; m++) {
-    std::memcpy(x.at(m, whole), p.x.at<char>(m) + whole * kLine, tail);
-    std::memset(x.at(m, whole) + tail, 0, kLine - tail);
-  }
-}
-
-class DenseTilesJob final : public Job {
- public:
-  DenseTilesJob(const rk_linear_args& args, RowMaxima* maxima)
-      : Job(args, maxima, kBlockN * row_bytes(args), round_up(Rows(*args.x).count, kTileRows) * row_bytes(args)),
-        row_bytes_(row_bytes(args)),
-        x_(tiled_x(nullptr, row_bytes_)) {
-    stage_by(kTileRows, 8 * row_bytes_);
-    cut_for(product());
-  }
-
-  void stage(int64_t begin, int64_t end) const noexcept override {
-    for (int64_t group = begin; group < end; group++) stage_tiles(p_, x_, group);
-  }
-  void run(int64_t task, const Ahead& ahead, LaneMaxima* largest) const noexcept override {
-    run_product(product(), task, ahead, largest);
-  }
-
- private:
-  static int64_t row_bytes(const rk_linear_args& args) { return linear_layout::padded_k(args.desc->k) * 2; }
-  void place_x(char* scratch) override { x_ = tiled_x(scratch, row_bytes_); }
-  DenseAmx product() const { return DenseAmx(x_, row_bytes_ / kLine); }
-
-  int64_t row_bytes_;
-  StagedX x_;
-};
-using DenseBf16Job = DenseTilesJob;
+std::unique_ptr<Job> dense_bf16_job(const rk_linear_args& args, RowMaxima* maxima) {
+#if RK_HAS_PRODUCT_TILES
+  return std::make_unique<TilesJob<DenseAmx, DenseBlocks>>(args, DenseBlocks(*args.desc), maxima);
 #else
-using DenseBf16Job = DenseJob<bf16>;
+  return std::make_unique<DenseJob<bf16>>(args, maxima);
 #endif
+}
 
 std::unique_ptr<Job> dense_job(const rk_linear_args& args, RowMaxima* maxima) {
   switch (dtype_of(*args.x)) {
-    case DType::bf16: return std::make_unique<DenseBf16Job>(args, maxima);
+    case DType::bf16: return dense_bf16_job(args, maxima);
     case DType::f16: return std::make_unique<DenseJob<f16>>(args, maxima);
     default: return std::make_unique<DenseJob<float>>(args, maxima);
   }
@@ -165,6 +128,7 @@ std::unique_ptr<Job> dense_job(const rk_linear_args& args, RowMaxima* maxima) {
 
 std::unique_ptr<Job> job_of(const rk_linear_args& args, RowMaxima* maxima) {
   if (args.desc->kind == RK_WEIGHT_DENSE) return dense_job(args, maxima);
+  if (args.keep_x && keeps_x(*args.desc, dtype_of(*args.x))) return widened_job(args, maxima);
   if (SuperBlocks::holds(*args.desc)) return supers_job(args, maxima);
   return quantized_job(args, maxima);
 }
@@ -187,6 +151,6 @@ void gather(const rk_embedding_args& args) {
 
 }  // namespace
 
-const LinearKernels linear_table = {products, pack, unpack, gather};
+const LinearKernels linear_table = {products, keeps_x, pack, unpack, gather};
 
 }  // namespace radix::cpu::RK_ISA

@@ -8,6 +8,7 @@
 #include "cpu/activation/functions.h"
 #include "cpu/linear/kernels.h"
 #include "cpu/linear/layout.h"
+#include "cpu/tiles.h"
 #include "radix_kernels/linear.h"
 
 namespace radix::cpu::RK_ISA {
@@ -190,7 +191,7 @@ inline bool streams_outputs(const Problem& p) {
   return lines && p.m * columns * 2 >= kLeast && p.type != DType::f32 && !p.out_f32 && p.gate != RK_GATE_INTERLEAVED;
 }
 
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
 // finish_row() of two blocks into a line that is not fetched first.
 template <class T, bool Gated>
 void stream_row(const Problem& p, const float* sums, const float* up, int64_t m, int64_t block) {
@@ -259,7 +260,7 @@ struct OutputEnds {
       for (int64_t r = 0; r < rows; r++) keep_largest(p, largest[m + row + r], sums + r * stride, block, count);
       return;
     }
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
     if (streaming) return stream(p, sums, up_sums, stride, m + row, rows, block);
 #endif
     RK_ISA::finish(p, sums, up_sums, stride, m + row, rows, block, count);

@@ -93,7 +93,7 @@ class CodesJob final : public Job {
   StagedX staged_x(char* scratch) const {
     const int64_t bytes = row_bytes(q_);
     StagedX x{scratch, 16 * bytes, bytes, kLine, nullptr, nullptr};
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
     if (kTiles) x = tiled_x(scratch, bytes);
 #endif
     return x;
@@ -134,7 +134,7 @@ std::unique_ptr<Job> job_of_kind(const rk_linear_args& args, const Quantized& q,
 std::unique_ptr<Job> float8_job(const rk_linear_args& args, const Quantized& q, RowMaxima* maxima) {
 #if defined(__AVX512BF16__)
   if (dtype_of(*args.x) == DType::bf16) {
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
     if (Rows(*args.x).count > kFewBf16Rows) return job<Float8Amx>(args, q, maxima);
     return job<CodesOnVectors<8, false, true, true>>(args, q, maxima);
 #else
@@ -150,7 +150,7 @@ std::unique_ptr<Job> float8_job(const rk_linear_args& args, const Quantized& q, 
 std::unique_ptr<Job> quantized_job(const rk_linear_args& args, RowMaxima* maxima) {
   const Quantized q(*args.desc);
   if (q.floats && q.bits == 8) return float8_job(args, q, maxima);
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
   // Integer sums are the same on tiles and on vectors; float32 sums where the vectors add in a tile's order.
   const int64_t m = Rows(*args.x).count;
   const bool bf16_x = !q.int8_x && dtype_of(*args.x) == DType::bf16;

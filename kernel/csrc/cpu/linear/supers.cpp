@@ -62,7 +62,7 @@ class SupersJob final : public Job {
 
   StagedX values(char* scratch) const {
     StagedX x{scratch, 16 * q_.kp, q_.kp, kLine, nullptr, nullptr};
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
     if (Product::kOnTiles) x = tiled_x(scratch, q_.kp);
 #endif
     return x;
@@ -92,7 +92,7 @@ std::unique_ptr<Job> job_of_bits(const rk_linear_args& args, const SuperBlocks& 
 
 std::unique_ptr<Job> supers_job(const rk_linear_args& args, RowMaxima* maxima) {
   const SuperBlocks q(*args.desc);
-#if defined(__AMX_BF16__)
+#if RK_HAS_PRODUCT_TILES
   // Integer sums are the same on tiles and on vectors.
   if (Rows(*args.x).count > kFewRows) return job_of_bits<SupersAmx>(args, q, maxima);
 #endif
