@@ -48,8 +48,8 @@ typedef struct rk_rmsnorm_op {
   float eps;
 } rk_rmsnorm_op;
 
-/* rk_linear, with keep_x for the tokens of entries with more than one query and those behind them. residual: count 0 for
- * none. */
+/* rk_linear, with keep_x for the tokens of entries with more than one query and those behind them. residual: count 0
+ * for none. */
 typedef struct rk_linear_op {
   rk_columns x;
   rk_columns out;

@@ -1,5 +1,6 @@
 """Lowering: the layers of a decoder as records of the wheel's ops (`ops.Decoder`), in the order and
-with the bits of the modules' own `forward`."""
+with the bits of the modules' own `forward`, but for prompts on AMX: their products keep x where the
+modules' quantize it."""
 
 from typing import Any
 
