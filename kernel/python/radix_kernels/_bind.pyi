@@ -262,7 +262,14 @@ def unpack_weight(
     sub_mins: Any,
 ) -> None: ...
 def linear_packed(
-    x: Any, data: Any, desc: PackedDesc, bias: Any, residual: Any, gate: int, out: Any
+    x: Any,
+    packed: Any,
+    desc: PackedDesc,
+    bias: Any,
+    residual: Any,
+    gate: int,
+    out: Any,
+    keep_x: bool = False,
 ) -> None: ...
 def linear_argmax(x: Any, data: Any, desc: PackedDesc, ids: Any, maxima: Any) -> None: ...
 
