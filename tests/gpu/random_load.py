@@ -262,7 +262,9 @@ def runs_side_by_side(args: argparse.Namespace) -> list[list[Run]]:
     running = {process.sentinel: process for process in processes}
     while running:
         for sentinel in wait(list(running)):
-            if running.pop(sentinel).exitcode != 0:
+            process = running.pop(sentinel)
+            process.join()  # the sentinel may be ready before there is an exit code
+            if process.exitcode != 0:
                 barrier.abort()  # the others wait for it
     ended = [process for process in processes if process.exitcode == 0]
     return [results.get() for _ in ended]
