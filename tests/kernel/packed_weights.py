@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ import radix_kernels as rk
 from radix_kernels import _loader
 from tests.kernel.helpers import assert_same_bits
 
+# Whether products have AMX tiles, or those that test_emulated_tiles.py emulates.
+HAS_TILES = rk.capabilities().get("isa") == "amx" or "RADIX_TEST_TILES" in os.environ
 CPU_LIBRARY_ONLY = [
     pytest.mark.cpu_only,
     pytest.mark.skipif(

@@ -108,9 +108,11 @@ class Model:
         return dense_decoder(layers, self.norm, eps=EPS, activation=activation)
 
 
-def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
+def step(
+    model: Model, query: list[int], kv: list[int], decoding: int = 0
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """Embeddings and places of a batch whose rows have so many new tokens, and tokens in all, on
-    shuffled pages."""
+    shuffled pages; the first `decoding` are not of prompts."""
     order = torch.randperm(PAGES, generator=model.gen)[: len(kv) * TABLE_PAGES].view(
         len(kv), TABLE_PAGES
     )
@@ -124,6 +126,7 @@ def step(model: Model, query: list[int], kv: list[int]) -> tuple[torch.Tensor, d
         "page_table": order.int(),
         "kv_lens": torch.tensor(kv).int(),
         "cu_seqlens_q": cu,
+        "num_expanded": len(query) - decoding,
     }
     return model.random(sum(query), HIDDEN), places
 
@@ -133,8 +136,8 @@ class Products:
     keep x."""
 
     def __init__(self, places: dict[str, Any]) -> None:
-        queries = places["cu_seqlens_q"].diff().tolist()
-        self._decoded = next((i for i, count in enumerate(queries) if count != 1), len(queries))
+        entries = len(places["kv_lens"]) - places["num_expanded"]
+        self._decoded = int(places["cu_seqlens_q"][entries])
 
     def __call__(
         self, x: torch.Tensor, *weight: Any, residual: torch.Tensor | None = None
@@ -210,12 +213,14 @@ def by_ops(
     return rk.rmsnorm(residual, model.norm, EPS)
 
 
-def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: str = "silu") -> None:
+def check(
+    model: Model, steps: list[tuple[list[int], list[int], int]], activation: str = "silu"
+) -> None:
     ours = model.with_caches()
     theirs = model.with_caches()
     decoder = model.decoder(ours, activation)
-    for query, kv in steps:
-        hidden, places = step(model, query, kv)
+    for query, kv, decoding in steps:
+        hidden, places = step(model, query, kv, decoding)
         expected = by_ops(model, theirs, hidden.clone(), places, activation)
         assert expected.isfinite().all()
         result = decoder(hidden, **places, max_seqlen_q=max(query))
@@ -226,9 +231,15 @@ def check(model: Model, steps: list[tuple[list[int], list[int]]], activation: st
                 assert torch.equal(a.k_scale, b.k_scale) and torch.equal(a.v_scale, b.v_scale)
 
 
-# A prompt, decode, a chunk beside decode; then fewer tokens, in memory that is larger than they
-# need.
-STEPS = [([9], [9]), ([1, 1, 1], [10, 1, 30]), ([1, 13], [7, 29]), ([1], [3])]
+# New tokens, tokens, and how many rows decode. A prompt, decode, a chunk and a prompt of one token
+# beside decode; then fewer tokens, in memory that is larger than they need.
+STEPS = [
+    ([9], [9], 0),
+    ([1, 1, 1], [10, 1, 30], 3),
+    ([1, 1, 13], [7, 1, 29], 1),
+    ([13, 1], [29, 7], 0),
+    ([1], [3], 1),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,15 +15,24 @@ import radix_kernels as rk
 from radix_kernels import reference
 from tests.kernel import super_blocks
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
-from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, TOLERANCE
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, HAS_TILES, TOLERANCE
 from tests.kernel.super_blocks import SuperWeight
 from tests.kernel.test_linear_mxfp4 import random_weight
 from tests.kernel.test_linear_quantized import Weight
 
 pytestmark = CPU_LIBRARY_ONLY
 
-HAS_TILES = rk.capabilities().get("isa") == "amx" or "RADIX_TEST_TILES" in os.environ
-SIZES = [(1, 34), (15, 32), (16, 64), (48, 128), (33, 1000), (80, 418), (17, 298)]
+SIZES = [
+    (1, 34),
+    (15, 32),
+    (16, 64),
+    (48, 128),
+    (33, 1000),
+    (80, 418),
+    (17, 298),
+    (33, 576),
+    (40, 1060),
+]
 SCALES = [torch.float32, torch.float16, torch.bfloat16]
 
 

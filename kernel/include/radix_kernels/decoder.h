@@ -48,8 +48,7 @@ typedef struct rk_rmsnorm_op {
   float eps;
 } rk_rmsnorm_op;
 
-/* rk_linear, with keep_x for the tokens of entries with more than one query and those behind them. residual: count 0
- * for none. */
+/* rk_linear, with keep_x for the tokens of the last num_expanded entries. residual: count 0 for none. */
 typedef struct rk_linear_op {
   rk_columns x;
   rk_columns out;
@@ -192,8 +191,9 @@ typedef struct rk_decoder_op {
  * place what the ops leave in buffer 0. buffers [num_buffers]: the first describes hidden. positions, slot_mapping,
  * page_table, kv_lens, cu_seqlens_q and max_seqlen_q as in the entries. workspace: uint8, contiguous, at least
  * rk_decoder_workspace_size() of the same args, which reads hidden's and page_table's shapes and max_seqlen_q, and
- * with num_expanded kv_lens and cu_seqlens_q. num_expanded: entries, the last ones, whose latent attention is
- * un-absorbed. RK_UNSUPPORTED on a GPU. An error may come after some ops have run and stored keys and values. */
+ * with num_expanded kv_lens and cu_seqlens_q. num_expanded: entries, the last ones, of prompts: their latent
+ * attention is un-absorbed. RK_UNSUPPORTED on a GPU. An error may come after some ops have run and stored keys and
+ * values. */
 typedef struct rk_decoder_args {
   uint32_t struct_size;
   int32_t num_buffers;

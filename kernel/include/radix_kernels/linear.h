@@ -103,8 +103,8 @@ RK_API rk_status rk_unpack_weight(const rk_unpack_weight_args* args, rk_stream s
  * needs n / 2 in multiples of 16 (RK_UNSUPPORTED otherwise). gating: the activation of a gate, zeros (SiLU) without
  * one. out may be residual. A row's bits depend on neither the other rows nor the number of threads.
  * keep_x: 1 where many rows are to be expected. With AMX a kind that quantizes x then leaves bf16 x as it is and rounds
- * its elements to bf16, which is nearer to the exact product and, from a few dozen rows on, faster; W8A8 does not where
- * its groups fill tiles (whole rows, 64 and more), nor W4A8 in groups of 128. Elsewhere it says nothing. */
+ * the weight's elements to bf16, which is nearer to the exact product and, for many rows, faster; W8A8 does not where
+ * its groups fill tiles (whole rows, 64 and more), nor W4A8 in groups of 128. Ignored elsewhere. */
 typedef struct rk_linear_args {
   uint32_t struct_size;
   const rk_packed_desc* desc;

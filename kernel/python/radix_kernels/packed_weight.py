@@ -135,8 +135,8 @@ def pack_weight(
     `w8a8`, `w4a8` and, on the CPU, `mxfp4` quantize x as well, in `linear`: for each row and group,
     scale = max|x| / 127 and code = round(x / scale); their sums are exact integers. So do the kinds
     in super-blocks, for each row and 256 inputs. With AMX and keep_x they leave bfloat16 x as it is
-    and round elements to bfloat16, which is nearer to the exact product and, from a few dozen rows
-    on, faster; not `w8a8` in whole rows, nor groups of 64 (4 bits: 128) and more. `Decoder` does so
+    and round elements to bfloat16, which is nearer to the exact product and, for many rows, faster;
+    not `w8a8` in whole rows, nor groups of 64 (4 bits: 128) and more. `Decoder` does so
     for prompts. `int8`, `int4` and `fp8` always take x as it is.
     scales (of the first four and `fp8`): bfloat16, float16 or float32 [N, G] with G = ceil(K /
     group), or [N] for whole rows. mins: as scales, of their dtype; None: the groups have none.

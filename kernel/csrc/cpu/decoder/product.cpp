@@ -24,11 +24,10 @@ void multiply(const Step& step, const rk_linear_op& op, bool keep_x) {
 // Prompts apart where that gives them other bits, so that a token's depend on no other one.
 void run(const Step& step, const rk_linear_op& op) {
   const View x = step.view(op.x);
-  if (op.desc && linear_kernels().keeps_x(*op.desc, dtype_of(*static_cast<const rk_tensor*>(x)))) {
-    step.for_decoded_and_prompts([&](const Step& part, bool prompts) { multiply(part, op, prompts); });
-  } else {
-    multiply(step, op, false);
-  }
+  const bool apart = op.desc && linear_kernels().keeps_x(*op.desc, dtype_of(*static_cast<const rk_tensor*>(x)));
+  const int64_t decoded = apart ? Absorbed(step.args).tokens : step.tokens();
+  if (decoded > 0) multiply(step.part(0, decoded), op, false);
+  if (decoded < step.tokens()) multiply(step.part(decoded, step.tokens() - decoded), op, true);
 }
 
 }  // namespace radix::cpu::decoder

@@ -1,7 +1,6 @@
 // What the ops of a decoder share while a step runs: its tensors, and columns of its buffers as tensors.
 #pragma once
 
-#include <algorithm>
 #include <string>
 
 #include "api/decoder.h"
@@ -78,7 +77,7 @@ class Slice {
 class Step {
  public:
   Step(const rk_decoder_args& args, const DecoderPlan& plan, char* memory)
-      : args(args), plan_(plan), memory_(memory), tokens_(plan.tokens), decoded_(count_decoded()) {}
+      : args(args), plan_(plan), memory_(memory), tokens_(plan.tokens) {}
 
   const rk_decoder_args& args;
 
@@ -88,13 +87,6 @@ class Step {
     step.first_ += first;
     step.tokens_ = count;
     return step;
-  }
-  // Calls fn(part, whether its tokens are of prompts) for the tokens of entries with one query, which come first, and
-  // for those of prompts.
-  template <class Fn>
-  void for_decoded_and_prompts(const Fn& fn) const {
-    if (decoded_ > 0) fn(part(0, decoded_), false);
-    if (decoded_ < tokens_) fn(part(decoded_, tokens_ - decoded_), true);
   }
   // head_dim: 0 for a matrix.
   View view(const rk_columns& c, int64_t head_dim = 0) const {
@@ -121,12 +113,6 @@ class Step {
   int64_t tokens() const { return tokens_; }
 
  private:
-  int64_t count_decoded() const {
-    const int32_t* const begins = data_ptr<int32_t>(*args.cu_seqlens_q);
-    int64_t entries = 0;
-    while (entries < args.page_table->shape[0] && begins[entries + 1] == entries + 1) entries++;
-    return std::min(entries, tokens_);
-  }
   const rk_decoder_buffer& checked(const rk_columns& c) const {
     if (c.buffer < 0 || c.buffer >= args.num_buffers) fail(RK_INVALID, "decoder: there is no buffer %d", c.buffer);
     const rk_decoder_buffer& buffer = args.buffers[c.buffer];
@@ -144,10 +130,10 @@ class Step {
   const DecoderPlan& plan_;
   char* const memory_;
   int64_t first_ = 0, tokens_;
-  const int64_t decoded_;  // tokens of the whole step
 };
 
-// The entries whose latent attention takes the absorbed form, the first ones of a step, and how many tokens they have.
+// The entries that decode, the first ones of a step, whose latent attention takes the absorbed form; and how many
+// tokens they have.
 struct Absorbed {
   explicit Absorbed(const rk_decoder_args& args)
       : entries(args.page_table->shape[0] - args.num_expanded),

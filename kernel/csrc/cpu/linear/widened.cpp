@@ -38,7 +38,7 @@ std::unique_ptr<Job> supers_job(const rk_linear_args& args, RowMaxima* maxima) {
 }  // namespace
 
 bool keeps_x(const rk_packed_desc& desc, DType x) {
-  if (x != DType::bf16 || desc.kind == RK_WEIGHT_DENSE) return false;
+  if (x != DType::bf16 || desc.kind == RK_WEIGHT_DENSE || desc.k < 1) return false;
   if (SuperBlocks::holds(desc)) return true;
   const Quantized q(desc);
   return q.int8_x && q.group < (q.bits == 8 ? kFillingBytes : kFillingNibbles);
