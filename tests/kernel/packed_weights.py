@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -27,15 +28,15 @@ TOLERANCE = {
 }
 
 
-def assert_rows_stand_alone(x: torch.Tensor, packed: rk.PackedWeight) -> None:
-    """`linear` gives each of 70 rows its bits whatever the other rows and the threads."""
-    whole = rk.linear(x, packed)
-    for begin, end in ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70)):
-        assert_same_bits(rk.linear(x[begin:end], packed), whole[begin:end])
+def assert_rows_stand_alone(x: torch.Tensor, packed: rk.PackedWeight, **options: bool) -> None:
+    """`linear` gives each of 70 rows or more its bits whatever the other rows and the threads."""
+    rows = x.shape[0]
+    whole = rk.linear(x, packed, **options)
+    parts = ((0, 1), (3, 5), (10, 26), (30, 37), (37, 70), (70, rows), (0, rows))
     before = rk.get_num_threads()
     try:
-        for threads in (1, 3):
+        for threads, (begin, end) in itertools.product((before, 1, 3), parts):
             rk.set_num_threads(threads)
-            assert_same_bits(rk.linear(x, packed), whole)
+            assert_same_bits(rk.linear(x[begin:end], packed, **options), whole[begin:end])
     finally:
         rk.set_num_threads(before)

@@ -3,6 +3,7 @@ for bit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -146,12 +147,15 @@ class Products:
             added = None if residual is None else residual[rows]
             return rk.linear(x[rows], *weight, residual=added, keep_x=keep_x)
 
-        return torch.cat([of(slice(self._decoded), False), of(slice(self._decoded, None), True)])
+        return self._joined(of)
 
     def silu_and_mul(self, x: torch.Tensor, weight: rk.PackedWeight) -> torch.Tensor:
-        decoded = rk.linear_silu_and_mul(x[: self._decoded], weight)
-        prompts = rk.linear_silu_and_mul(x[self._decoded :], weight, keep_x=True)
-        return torch.cat([decoded, prompts])
+        return self._joined(
+            lambda rows, keep_x: rk.linear_silu_and_mul(x[rows], weight, keep_x=keep_x)
+        )
+
+    def _joined(self, of: Callable[[slice, bool], torch.Tensor]) -> torch.Tensor:
+        return torch.cat([of(slice(self._decoded), False), of(slice(self._decoded, None), True)])
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import radix_kernels as rk
 from radix_kernels import _loader
 from tests.child import run_at_level
+from tests.kernel import isa_levels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,7 +76,7 @@ def run(level: str, path: Path, *command: str) -> str:
     return done.stdout
 
 
-def check(level: str, path: Path, probe: str, files: tuple[str, ...]) -> None:
+def check(level: str, path: Path, probe: str, files: Sequence[str]) -> None:
     """That the tiles change the bits of `probe`, and the tests in these files pass on them."""
     installed = Path(_loader.__file__).parents[1]
     assert run(level, path, "-c", probe) != run(level, installed, "-c", probe), (
@@ -97,18 +99,6 @@ def test_attention(tmp_path):
 )
 def test_products(tmp_path):
     path = emulated(tmp_path, PRODUCTS)
-    files = (
-        "linear",
-        "linear_argmax",
-        "linear_quantized",
-        "linear_super_blocks",
-        "linear_mxfp4",
-        "linear_float8",
-        "linear_keep_x",
-        "packed_experts",
-        "packed_experts_codes",
-        "packed_experts_few",
-        "packed_experts_terms",
-        "packed_heads",
-    )
+    files = [name for name in isa_levels.FAMILIES if name.startswith(("linear", "packed_"))]
+    files += ["packed_experts_codes", "packed_experts_few"]
     check("avx512_bf16", path, PRODUCT, files)

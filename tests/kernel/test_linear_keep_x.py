@@ -12,12 +12,15 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import reference
-from tests.kernel import super_blocks
+from tests.kernel import super_blocks, test_linear_mxfp4
 from tests.kernel.helpers import assert_close, assert_same_bits, guarded, spread
-from tests.kernel.packed_weights import CPU_LIBRARY_ONLY, HAS_TILES, TOLERANCE
+from tests.kernel.packed_weights import (
+    CPU_LIBRARY_ONLY,
+    HAS_TILES,
+    TOLERANCE,
+    assert_rows_stand_alone,
+)
 from tests.kernel.super_blocks import SuperWeight
-from tests.kernel.test_linear_mxfp4 import random_weight
 from tests.kernel.test_linear_quantized import Weight
 
 pytestmark = CPU_LIBRARY_ONLY
@@ -69,12 +72,12 @@ def supers(kind: str, has_mins: bool):
 
 
 def mxfp4(n, k, rng):
-    def rounded(x):
-        codes, scales = reference.quantize_rows(x, 32)
-        return reference.dequantize_weight(codes, scales, None, 32)
-
-    stored, powers, value = random_weight(n, k, rng)
-    return Made(packed=rk.pack_weight(stored, powers, "mxfp4"), value=value, rounded=rounded)
+    stored, powers, value = test_linear_mxfp4.random_weight(n, k, rng)
+    return Made(
+        packed=rk.pack_weight(stored, powers, "mxfp4"),
+        value=value,
+        rounded=test_linear_mxfp4.rounded_x,
+    )
 
 
 KEEPING = {
@@ -134,16 +137,7 @@ def test_large_batch(make, rng):
 def test_rows_and_threads_do_not_change_bits(make, rng):
     made = make(90, 600, rng)
     x = spread((140, 600), torch.bfloat16, rng)
-    whole = rk.linear(x, made.packed, keep_x=True)
-    before = rk.get_num_threads()
-    try:
-        for threads in (1, 3):
-            rk.set_num_threads(threads)
-            for begin, end in ((0, 140), (0, 1), (3, 5), (10, 26), (37, 70), (70, 140)):
-                part = rk.linear(x[begin:end], made.packed, keep_x=True)
-                assert_same_bits(part, whole[begin:end])
-    finally:
-        rk.set_num_threads(before)
+    assert_rows_stand_alone(x, made.packed, keep_x=True)
 
 
 @kinds

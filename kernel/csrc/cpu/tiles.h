@@ -12,7 +12,7 @@
 #define RK_HAS_TILES 0
 #endif
 
-// Those of `linear` have instructions for bf16 beside them.
+// `linear` on tiles needs AVX512-BF16, too.
 #if RK_HAS_TILES && defined(__AVX512BF16__)
 #define RK_HAS_PRODUCT_TILES 1
 #else
@@ -41,6 +41,9 @@ struct alignas(64) TileShapes {
 };
 static_assert(sizeof(TileShapes) == 64);
 
+// Whether a load or store keeps its place among other accesses of memory, or its kernel sees to that once around many.
+enum class Order { kMemory, kNone };
+
 #if defined(__AMX_BF16__)
 
 // gcc 12's intrinsic declares 8 of the 64 bytes as input and drops the other stores.
@@ -56,18 +59,30 @@ template <int T>
 inline void tile_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
-template <int T>
+template <int T, Order kOrder = Order::kMemory>
 inline void tile_load(const void* p, int64_t row_bytes) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+  if constexpr (kOrder == Order::kMemory) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+  } else {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T));
+  }
 }
 // Around L1: for what will not be loaded again soon.
-template <int T>
+template <int T, Order kOrder = Order::kMemory>
 inline void tile_stream_load(const void* p, int64_t row_bytes) {
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+  if constexpr (kOrder == Order::kMemory) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+  } else {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T));
+  }
 }
-template <int T>
+template <int T, Order kOrder = Order::kMemory>
 inline void tile_store(void* p, int64_t row_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+  if constexpr (kOrder == Order::kMemory) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T) : "memory");
+  } else {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T));
+  }
 }
 // C[i][j] += sum over k of A[i][k] B[k / 2][2 j + k % 2], bf16.
 template <int C, int A, int B>
@@ -97,18 +112,18 @@ template <int T>
 void tile_zero() {
   std::memset(emulated_tiles.words[T], 0, sizeof emulated_tiles.words[T]);
 }
-template <int T>
+template <int T, Order = Order::kMemory>
 void tile_load(const void* p, int64_t row_bytes) {
   const TileShapes& shapes = emulated_tiles.shapes;
   tile_zero<T>();
   for (int i = 0; i < shapes.rows[T]; i++)
     std::memcpy(emulated_tiles.words[T][i], static_cast<const char*>(p) + i * row_bytes, shapes.bytes_per_row[T]);
 }
-template <int T>
+template <int T, Order = Order::kMemory>
 void tile_stream_load(const void* p, int64_t row_bytes) {
   tile_load<T>(p, row_bytes);
 }
-template <int T>
+template <int T, Order = Order::kMemory>
 void tile_store(void* p, int64_t row_bytes) {
   const TileShapes& shapes = emulated_tiles.shapes;
   for (int i = 0; i < shapes.rows[T]; i++)
@@ -148,6 +163,15 @@ void tile_dot_int8() {
       }
 }
 
+#endif
+
+#if RK_ISA_LEVEL >= 2
+// Elements of 16 bits: those of the low half at even places, those of the high half behind each.
+inline __m512i interleaved_halves(__m512i a) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), a);
+}
 #endif
 
 }  // namespace radix::cpu::RK_ISA

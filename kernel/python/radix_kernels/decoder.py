@@ -67,7 +67,7 @@ class NormOp:
 @dataclass(frozen=True, kw_only=True)
 class LinearOp:
     """out = `linear(x, weight, bias, residual=residual)`; with gate "silu"
-    `linear_silu_and_mul(x, weight)`."""
+    `linear_silu_and_mul(x, weight)`. With keep_x for the last `num_expanded` entries of a call."""
 
     x: Columns
     out: Columns
@@ -355,8 +355,9 @@ class Decoder:
         """hidden [T, H], the first buffer, becomes what the ops make of it and is returned; stores
         the tokens' keys and values.
 
-        num_expanded: how many entries, the last ones, `LatentPrefillOp` takes. The rest as in
-        `fused_qk_norm_rope_store`, `flash_attn_with_kvcache` and `mla_decode`.
+        num_expanded: how many entries, the last ones, are of prompts: `LatentPrefillOp` takes
+        them, and their products keep x. The rest as in `fused_qk_norm_rope_store`,
+        `flash_attn_with_kvcache` and `mla_decode`.
         Errors: those of the ops; after one some of them may have stored keys and values.
         """
         longest = 0 if max_seqlen_q is None else max_seqlen_q

@@ -14,7 +14,8 @@ from .cpu_program import lower
 
 class CpuDecoder:
     """Runs the layers and the last norm of a decoder in one call, on one CPU rank, where this gives
-    the bits of the modules' own `forward`: Python between small kernels takes a fifth of a step.
+    the bits of the modules' own `forward`, but for prompts on AMX (cpu_program.py): Python between
+    small kernels takes a fifth of a step.
 
     `layers`: those that it can run have the modules of models/decoder.py's. They are read when a KV
     pool is first used, which is after loading."""

@@ -95,14 +95,11 @@ inline void load_pairs(const uint32_t* in, Vec& a, Vec& b) {
 // row(i): 16 bf16, i < 32. out: word [i][j] holds element i of rows 2 j (in its low half) and 2 j + 1.
 template <class Row>
 inline void transpose_pairs(uint32_t* out, const Row& row) {
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i order = _mm512_load_si512(kOrder);
   __m512i words[16];
   for (int i = 0; i < 16; i++) {
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(2 * i)));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(2 * i + 1)));
-    words[i] = _mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+    words[i] = interleaved_halves(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   }
   transpose16(words);
   for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * 16, words[i]);

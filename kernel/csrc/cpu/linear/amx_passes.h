@@ -87,39 +87,13 @@ inline void fetch_tile(const char* tile) {
   for (int line = 0; line < kTileRows; line++) __builtin_prefetch(tile + line * kLine, 0, 3);
 }
 
-// Loads and stores that do not say which memory they mean: multiply() does, once around all of them.
-template <int T>
-inline void load_tile(const char* p, int64_t row_bytes) {
-#if defined(__AMX_BF16__)
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T));
-#else
-  tile_load<T>(p, row_bytes);
-#endif
-}
-template <int T>
-inline void load_tile_around_l1(const char* p, int64_t row_bytes) {
-#if defined(__AMX_BF16__)
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(T));
-#else
-  tile_load<T>(p, row_bytes);
-#endif
-}
-template <int T>
-inline void store_tile(char* p, int64_t row_bytes) {
-#if defined(__AMX_BF16__)
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(T));
-#else
-  tile_store<T>(p, row_bytes);
-#endif
-}
-
 // Tiles of x, 4 or 5. kAround: around L1.
 template <int T, bool kAround>
 inline void load_x(const char* a) {
   if constexpr (kAround) {
-    load_tile_around_l1<T>(a, kLine);
+    tile_stream_load<T, Order::kNone>(a, kLine);
   } else {
-    load_tile<T>(a, kLine);
+    tile_load<T, Order::kNone>(a, kLine);
   }
 }
 
@@ -143,13 +117,13 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
   constexpr int kStride = 2 * kBlockN * 4;
   constexpr bool kTwo = RowTiles == 2, kPass = kReaders == Readers::kPass, kMany = kReaders == Readers::kMany;
   char* c1 = c + kTileRows * kStride;
-  asm volatile("" ::: "memory");  // operands may just have been written; the intrinsics do not say so
+  asm volatile("" ::: "memory");  // operands may just have been written
   const char *b0 = panel.b0, *b1 = panel.b1;
   if (accumulate) {
-    load_tile<0>(c, kStride);
-    if constexpr (kTwo) load_tile<2>(c1, kStride);
-    load_tile<1>(c + 64, kStride);
-    if constexpr (kTwo) load_tile<3>(c1 + 64, kStride);
+    tile_load<0, Order::kNone>(c, kStride);
+    if constexpr (kTwo) tile_load<2, Order::kNone>(c1, kStride);
+    tile_load<1, Order::kNone>(c + 64, kStride);
+    if constexpr (kTwo) tile_load<3, Order::kNone>(c1 + 64, kStride);
   } else {
     tile_zero<0>();
     tile_zero<1>();
@@ -160,9 +134,9 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
   }
   for (int left = panel.steps; left > 0; left--) {
     load_x<4, kMany>(a);
-    load_tile<6>(b0, kLine);
+    tile_load<6, Order::kNone>(b0, kLine);
     if constexpr (kTwo) load_x<5, kMany>(a + row16);
-    load_tile<7>(b1, kLine);
+    tile_load<7, Order::kNone>(b1, kLine);
     a += kTileBytes;
     b0 += panel.step;
     b1 += panel.step;
@@ -179,11 +153,11 @@ inline void multiply(const char* a, int64_t row16, const Panel& panel, Fetch fet
     Tiles::c01();
     if constexpr (kTwo) Tiles::c11();
   }
-  store_tile<0>(c, kStride);
-  store_tile<1>(c + 64, kStride);
+  tile_store<0, Order::kNone>(c, kStride);
+  tile_store<1, Order::kNone>(c + 64, kStride);
   if constexpr (kTwo) {
-    store_tile<2>(c1, kStride);
-    store_tile<3>(c1 + 64, kStride);
+    tile_store<2, Order::kNone>(c1, kStride);
+    tile_store<3, Order::kNone>(c1 + 64, kStride);
   }
   asm volatile("" ::: "memory");
 }

@@ -35,6 +35,18 @@ inline Bytes64 raised_floats(Bytes64 codes) {
 #endif
 #endif
 
+#if RK_ISA_LEVEL >= 2
+// Half byte I of each lane as a 4-bit float, times two.
+template <int I>
+inline Lanes16 twice_float_lanes(Bytes64 a) {
+  const __m512 table =
+      _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats))));
+  Lanes16 r;
+  r.part[0].v = _mm512_permutexvar_ps(_mm512_srli_epi32(a.v, 4 * I), table);
+  return r;
+}
+#endif
+
 // Half of the powers of two that 16 e8m0 codes below 255 stand for. The two least are subnormal.
 inline Lanes16 half_powers(const uint8_t* codes) {
   Lanes16 powers;

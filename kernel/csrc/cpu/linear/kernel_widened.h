@@ -1,4 +1,4 @@
-// The product of many rows of bf16 x, as it is, with quantized weights on AMX tiles: the values of a piece of k are
+// The product of bf16 x, as it is, with quantized weights on AMX tiles: the values of a piece of k are
 // rounded to bf16, in L1, once for all rows of a chunk, and meet them as dense weights do.
 #pragma once
 
@@ -17,29 +17,17 @@ struct ValuesOf {
   Vec shift, scale, offset;
 
   // The values of codes of inputs k and k + 1, of 16 outputs each: a line of pairs16.
-  void store_pairs(const Lanes16& even, const Lanes16& odd, uint8_t* to) const {
-    alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  void store_two(const Lanes16& even, const Lanes16& odd, uint8_t* to) const {
     const Vec first = fma(even.part[0] + shift, scale, offset), second = fma(odd.part[0] + shift, scale, offset);
     const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.v, first.v));
-    _mm512_store_si512(to, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both));
+    _mm512_store_si512(to, interleaved_halves(both));
   }
   // Of four inputs, a line of signed bytes: two lines of pairs16.
-  void store_quad(const Bytes64& codes, uint8_t* to) const {
-    store_pairs(signed_lanes<0>(codes), signed_lanes<1>(codes), to);
-    store_pairs(signed_lanes<2>(codes), signed_lanes<3>(codes), to + kLine);
+  void store_four(const Bytes64& codes, uint8_t* to) const {
+    store_two(signed_lanes<0>(codes), signed_lanes<1>(codes), to);
+    store_two(signed_lanes<2>(codes), signed_lanes<3>(codes), to + kLine);
   }
 };
-
-// Half byte I of each lane as a 4-bit float, times two.
-template <int I>
-inline Lanes16 twice_float_lanes(Bytes64 a) {
-  const __m512 table =
-      _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFloats))));
-  Lanes16 r;
-  r.part[0].v = _mm512_permutexvar_ps(_mm512_srli_epi32(a.v, 4 * I), table);
-  return r;
-}
 
 // Weights in groups, as tiles of bf16.
 template <int Bits, bool Floats>
@@ -71,13 +59,13 @@ struct GroupValues {
     for (int64_t i = 0; i < size * Bits / 32; i++) {
       const Bytes64 line = load_bytes(codes + i * kLine);
       if constexpr (Bits == 8) {
-        values.store_quad(line, to + 2 * i * kLine);
+        values.store_four(line, to + 2 * i * kLine);
       } else {
         uint8_t* const pairs = to + 4 * i * kLine;
-        values.store_pairs(lanes<0>(line), lanes<2>(line), pairs);
-        values.store_pairs(lanes<4>(line), lanes<6>(line), pairs + kLine);
-        values.store_pairs(lanes<1>(line), lanes<3>(line), pairs + 2 * kLine);
-        values.store_pairs(lanes<5>(line), lanes<7>(line), pairs + 3 * kLine);
+        values.store_two(lanes<0>(line), lanes<2>(line), pairs);
+        values.store_two(lanes<4>(line), lanes<6>(line), pairs + kLine);
+        values.store_two(lanes<1>(line), lanes<3>(line), pairs + 2 * kLine);
+        values.store_two(lanes<5>(line), lanes<7>(line), pairs + 3 * kLine);
       }
     }
   }
@@ -123,8 +111,8 @@ struct SuperValues {
   template <int Line>
   static void expand_line(const ValuesOf& values, const uint8_t* run, const Bytes64& high, uint8_t* to) {
     const Bytes64 line = load_bytes(run + Line * kLine);
-    values.store_quad(whole_codes<Bits, 2 * Line>(low_nibbles(line), high), to + 4 * Line * kLine);
-    values.store_quad(whole_codes<Bits, 2 * Line + 1>(high_nibbles(line), high), to + (4 * Line + 2) * kLine);
+    values.store_four(whole_codes<Bits, 2 * Line>(low_nibbles(line), high), to + 4 * Line * kLine);
+    values.store_four(whole_codes<Bits, 2 * Line + 1>(high_nibbles(line), high), to + (4 * Line + 2) * kLine);
     if constexpr (Line + 1 < Run::kLines) expand_line<Line + 1>(values, run, high, to);
   }
 };

@@ -25,7 +25,7 @@ struct LinearKernels {
   // `count` products, 1 or more, none of which reads what another writes. maxima: NULL, or what takes the place of the
   // output of a single one, which is NULL then; without bias, gate and residual.
   void (*products)(const rk_linear_args* args, int64_t count, RowMaxima* maxima);
-  // Whether rk_linear_args::keep_x says something of a weight and x of a dtype.
+  // Whether rk_linear_args::keep_x has an effect on a product of a weight and x of a dtype.
   bool (*keeps_x)(const rk_packed_desc& desc, DType x);
   // Of kinds other than dense.
   void (*pack_quantized)(const rk_pack_weight_args& args);

@@ -22,7 +22,7 @@ inline void stage_tiles(const Problem& p, const StagedX& x, int64_t tiles, int64
         std::memcpy(x.at(m, c), p.x.at<char>(m) + c * kLine, kLine);
   for (int64_t m = m0; m < m1; m++) {
     for (int64_t c = whole; c < tiles; c++) std::memset(x.at(m, c), 0, kLine);
-    std::memcpy(x.at(m, whole), p.x.at<char>(m) + whole * kLine, tail);
+    if (tail) std::memcpy(x.at(m, whole), p.x.at<char>(m) + whole * kLine, tail);
   }
 }
 

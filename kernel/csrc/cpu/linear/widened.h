@@ -8,7 +8,7 @@
 
 namespace radix::cpu::RK_ISA {
 
-// Whether keep_x says something of a weight and x of a dtype.
+// Whether rk_linear_args::keep_x has an effect on a product of a weight and x of a dtype.
 bool keeps_x(const rk_packed_desc& desc, DType x);
 // Where it does.
 std::unique_ptr<Job> widened_job(const rk_linear_args& args, RowMaxima* maxima);
