@@ -127,9 +127,59 @@ void two_callers() {
   require(sum == 2 * 2000 * 10, "all of both", sum);
 }
 
+// The shares of the threads are the whole streams, one behind the other, as far as a thread fetches at all.
+void shares_are_the_streams() {
+  static const char weights[64] = {};
+  for (long bytes : {0L, 1L, 4096L, 40'000L, 100'000L})
+    for (int streams : {1, 2})
+      for (int threads : {1, 2, 3, 7}) {
+        const NextWeights all{weights, bytes, streams, threads};
+        int64_t end = 0;
+        for (int thread = 0; thread < threads; thread++) {
+          const WeightsShare share = share_of(all, thread);
+          require(share.first % 64 == 0, "whole lines", bytes, threads, thread);
+          require(share.first <= end && end < share.first + 64, "the next line", bytes, threads, thread);
+          end = share.end;
+        }
+        require(end == bytes / streams, "the whole stream", bytes, streams, threads);
+        require(share_of(all, threads).end == 0, "none for a thread too many", bytes, streams, threads);
+      }
+  const WeightsShare large = share_of({weights, 1 << 30, 2, 4}, 3);
+  require(large.first == 3L << 27 && large.end == large.first + (64 << 10), "128 KiB", large.first, large.end);
+}
+
+long steps(ShareFetch& fetch, const NextWeightsBoard& board, int thread) {
+  long count = 0;
+  while (fetch.step(board, thread)) require(++count < 10'000, "an end");
+  return count;
+}
+
+void a_share_is_fetched_once() {
+  static const char weights[40'000] = {};
+  NextWeightsBoard board;
+  ShareFetch fetch;
+  require(steps(fetch, board, 0) == 0, "nothing before anything is put");
+  for (int turn = 0; turn < 2; turn++) {
+    board.put({weights, sizeof weights, 2, 2});
+    require(steps(fetch, board, 1) == (20'000 - 9'984 + 127) / 128, "two lines a step");
+    require(steps(fetch, board, 1) == 0, "once");
+  }
+  board.put({weights, sizeof weights, 2, 2});
+  require(fetch.step(board, 1), "anew");
+  board.put({});
+  require(steps(fetch, board, 1) == 0, "nothing any more");
+}
+
 }  // namespace
 
 int main() {
+  shares_are_the_streams();
+  a_share_is_fetched_once();
+  {
+    const std::vector<char> weights(300'000);  // waiting threads fetch it long after it is gone
+    set_num_threads(2, false);
+    fetch_while_waiting({weights.data(), 300'000, 2, 5});
+  }
   every_task_is_taken_once();
   parts_are_contiguous();
   a_slow_thread_loses_its_tasks();

@@ -1,7 +1,8 @@
 // Workers own a mailbox each; the caller posts a job to as many as it needs, begins with part 0 itself, takes the job
 // back from those that have not even begun when no task is left, and waits for the rest. Both sides spin for at most
-// 50 us and then sleep on a futex. The job is written before the mailboxes are, and is not written again until every
-// worker that got it has counted down, nor is the first error of its threads read before.
+// 50 us, in which they fetch weights that come next, and then sleep on a futex. The job is written before the mailboxes
+// are, and is not written again until every worker that got it has counted down, nor is the first error of its threads
+// read before.
 #include "cpu/thread_pool.h"
 
 #include <linux/futex.h>
@@ -23,6 +24,7 @@
 #include "common/error.h"
 #include "cpu/core_claims.h"
 #include "cpu/cpu_quota.h"
+#include "cpu/next_weights.h"
 
 namespace radix::cpu {
 namespace {
@@ -57,16 +59,16 @@ uint64_t part_of(int64_t grains, int64_t part, int64_t parts) {
   return pack(grains * part / parts, grains * (part + 1) / parts);
 }
 
-// Polls `ready` for the spin time; false when it never came true.
-template <class Ready>
-bool spin_until(const Ready& ready, bool spin) {
+// Polls `ready` for the spin time, calling `meanwhile` in between; false when it never came true.
+template <class Ready, class Meanwhile>
+bool spin_until(const Ready& ready, bool spin, const Meanwhile& meanwhile) {
   if (ready()) return true;
   if (!spin) return false;
   const auto end = std::chrono::steady_clock::now() + kSpin;
   do {
     for (int i = 0; i < 32; i++) {
       if (ready()) return true;
-      __builtin_ia32_pause();
+      meanwhile();
     }
   } while (std::chrono::steady_clock::now() < end);
   return ready();
@@ -115,6 +117,8 @@ class Pool {
     return true;
   }
 
+  void fetch_while_waiting(const NextWeights& weights) { next_weights_.put(weights); }
+
   // In a forked child: the CPUs are the parent's.
   void disown() { claims_.release(); }
 
@@ -151,6 +155,7 @@ class Pool {
     Pool* pool = nullptr;
     int index = 0;
     pthread_t thread{};
+    ShareFetch fetch;  // the worker's own
 
     void post(uint32_t what) {
       if (mail.exchange(what, std::memory_order_acq_rel) == kAsleep) futex_wake(mail);
@@ -165,7 +170,7 @@ class Pool {
     // What was posted; kIdle: it was taken back.
     uint32_t receive(bool spin) {
       const auto has_mail = [&] { return mail.load(std::memory_order_acquire) != kIdle; };
-      if (!spin_until(has_mail, spin)) {
+      if (!spin_until(has_mail, spin, [&] { pool->fetch_or_pause(fetch, index); })) {
         uint32_t idle = kIdle;
         if (mail.compare_exchange_strong(idle, kAsleep, std::memory_order_acq_rel))
           while (mail.load(std::memory_order_acquire) == kAsleep) futex_wait(mail, kAsleep);
@@ -190,9 +195,13 @@ class Pool {
     inside_pool = false;
   }
 
+  void fetch_or_pause(ShareFetch& fetch, int thread) {
+    if (!fetch.step(next_weights_, thread)) __builtin_ia32_pause();
+  }
+
   void wait_for_workers() {
     const auto done = [&] { return pending_.load(std::memory_order_acquire) == 0; };
-    if (spin_until(done, spinning())) return;
+    if (spin_until(done, spinning(), [&] { fetch_or_pause(callers_fetch_, 0); })) return;
     uint32_t left = pending_.fetch_or(kCallerAsleep, std::memory_order_acq_rel) | kCallerAsleep;
     while (left != kCallerAsleep) {
       futex_wait(pending_, left);
@@ -250,6 +259,8 @@ class Pool {
   CoreClaims claims_;
   std::vector<int> places_;  // a CPU for each thread, the caller first; empty: nobody is bound
   Job job_{};
+  NextWeightsBoard next_weights_;
+  ShareFetch callers_fetch_;  // of whoever has made the pool busy
   std::atomic<bool> busy_{false};
   std::atomic<bool> failed_{false};  // a part of the job: error_ is what it threw
   std::exception_ptr error_;
@@ -281,6 +292,10 @@ int num_threads() {
 void set_num_threads(int n, bool pin) {
   if (n < 1 || n > kMaxThreads) fail(RK_INVALID, "set_num_threads: n is %d, expected 1 to %d", n, kMaxThreads);
   pool().reconfigure(n, pin);
+}
+
+void fetch_while_waiting(const NextWeights& weights) {
+  if (num_threads() > 1) pool().fetch_while_waiting(weights);
 }
 
 bool Tasks::take(int64_t* begin, int64_t* end) {

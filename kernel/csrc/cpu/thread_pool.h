@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "cpu/next_weights.h"
+
 namespace radix::cpu {
 
 // How many threads an op may use, the caller included.
@@ -54,5 +56,9 @@ void parallel_for(int64_t n, int64_t grain, const Fn& fn) {
     for (int64_t begin, end; tasks.take(&begin, &end);) fn(begin, end);
   });
 }
+
+// From now on threads that wait fetch their shares of these weights, until this is called again: {} for none. Results
+// do not depend on it.
+void fetch_while_waiting(const NextWeights& weights);
 
 }  // namespace radix::cpu

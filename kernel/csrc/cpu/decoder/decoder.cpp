@@ -2,6 +2,8 @@
 #include <algorithm>
 
 #include "cpu/decoder/step.h"
+#include "cpu/linear/kernels.h"
+#include "cpu/thread_pool.h"
 
 namespace radix {
 namespace {
@@ -37,6 +39,40 @@ int64_t bytes_of(const rk_decoder_args& args, const Record& record) {
   return 0;
 }
 
+// The weights of a step's products, for threads that wait to fetch them ahead.
+class ProductsAhead {
+ public:
+  explicit ProductsAhead(const rk_decoder_args& args) : args_(args) {}
+  ~ProductsAhead() { cpu::fetch_while_waiting({}); }
+  ProductsAhead(const ProductsAhead&) = delete;
+  ProductsAhead& operator=(const ProductsAhead&) = delete;
+
+  // Before op number i runs: the product that is next behind it, unless experts come before, whose weights nobody knows
+  // yet.
+  void tell(int64_t i) const {
+    if (i > 0 && args_.ops[i].kind != RK_OP_LINEAR) return;  // the same as before the last op
+    cpu::NextWeights weights;
+    while (++i < args_.num_ops && args_.ops[i].kind != RK_OP_EXPERTS) {
+      if (args_.ops[i].kind != RK_OP_LINEAR || !args_.ops[i].record) continue;
+      weights = weights_of(*static_cast<const rk_linear_op*>(args_.ops[i].record));
+      break;
+    }
+    cpu::fetch_while_waiting(weights);
+  }
+
+ private:
+  // None where the op is refused when its turn comes.
+  cpu::NextWeights weights_of(const rk_linear_op& op) const {
+    if (!op.packed || op.packed->ndim != 1 || !op.desc) return {};
+    const int64_t bytes = op.packed->shape[0];
+    const int64_t ns = cpu::product_ns(bytes, args_.hidden->shape[0], op.desc->n, op.desc->k);
+    const int64_t threads = std::clamp<int64_t>(ns / cpu::kLeastTaskNs + 1, 1, cpu::num_threads());
+    return {data_ptr<char>(*op.packed), bytes, op.gate == RK_GATE_HALVES ? 2 : 1, static_cast<int>(threads)};
+  }
+
+  const rk_decoder_args& args_;
+};
+
 }  // namespace
 
 namespace backend {
@@ -50,7 +86,11 @@ int64_t decoder_scratch_bytes(const rk_decoder_args& args) {
 
 void decoder(const rk_decoder_args& args, const DecoderPlan& plan, char* memory) {
   const Step step(args, plan, memory);
-  for (int64_t i = 0; i < args.num_ops; i++) with_record(args.ops[i], [&](const auto& record) { run(step, record); });
+  const ProductsAhead ahead(args);
+  for (int64_t i = 0; i < args.num_ops; i++) {
+    ahead.tell(i);
+    with_record(args.ops[i], [&](const auto& record) { run(step, record); });
+  }
 }
 
 }  // namespace backend

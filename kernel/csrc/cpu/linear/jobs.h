@@ -82,7 +82,7 @@ class Job {
   // What a task takes, roughly.
   int64_t task_ns() const {
     const int64_t weights = group_ * p_.block_bytes * (p_.gate == RK_GATE_HALVES ? 2 : 1);
-    return greater(weights / 16, lesser(p_.m, chunk_rows_) * group_ * kBlockN * p_.k / 64);
+    return product_ns(weights, lesser(p_.m, chunk_rows_), group_ * kBlockN, p_.k);
   }
 
  protected:
@@ -181,7 +181,6 @@ class Jobs {
 
  private:
   static constexpr int64_t kUnitsCost = 1 << 16;  // elements
-  static constexpr int64_t kTasksNs = 10000;
 
   void place() {
     static thread_local Scratch scratch;
@@ -221,7 +220,7 @@ class Jobs {
     const auto first = first_of([](const Job& job) { return job.tasks(); });
     int64_t ns = 0;
     for (const auto& job : jobs_) ns += job->tasks() * job->task_ns();
-    const int64_t grain = greater(1, kTasksNs * first.back() / greater(ns, 1));
+    const int64_t grain = greater(1, kLeastTaskNs * first.back() / greater(ns, 1));
     const Problem& one = jobs_[0]->problem();  // only a call of one product asks for maxima
     run_tasks(first.back(), grain, [&](Tasks& own) noexcept {
       LaneMaxima* largest = one.maxima ? claim(one) : nullptr;

@@ -21,6 +21,15 @@ struct RowMaxima {
   int64_t claimed;    // by as many threads so far, or asked for in vain
 };
 
+// What a thread should have to do at least.
+constexpr int64_t kLeastTaskNs = 10000;
+
+// What a product takes on one thread, roughly: of packed weights of so many bytes with rows of x.
+constexpr int64_t product_ns(int64_t weight_bytes, int64_t rows, int64_t outputs, int64_t inputs) {
+  const int64_t reading = weight_bytes / 16, multiplying = rows * outputs * inputs / 64;
+  return reading > multiplying ? reading : multiplying;
+}
+
 struct LinearKernels {
   // `count` products, 1 or more, none of which reads what another writes. maxima: NULL, or what takes the place of the
   // output of a single one, which is NULL then; without bias, gate and residual.
