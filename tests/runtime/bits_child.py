@@ -23,10 +23,12 @@ SIZES = {
     "head_dim": 64,
     "vocab_size": 4099,
 }
-PROMPTS = [random.Random(i).choices(range(4000), k=3 + 37 * i % 90) for i in range(9)]
+# The first two have a chunk of one token.
+LENGTHS = [1, 33, *(3 + 37 * i % 90 for i in range(9))]
+PROMPTS = [random.Random(i).choices(range(4000), k=length) for i, length in enumerate(LENGTHS)]
 PARAMS = [
     {"temperature": 0.8 * (i % 2), "seed": i, "max_new_tokens": 6, "ignore_eos": True}
-    for i in range(9)
+    for i in range(len(PROMPTS))
 ]
 FINE = {"chunked_prefill_size": 32, "page_size": 1}
 
@@ -59,9 +61,11 @@ def answers(together: int, threads: int, **settings: Any) -> list[Any]:
 
 
 def main() -> None:
-    print(json.dumps([answers(9, 1), answers(1, 2), answers(4, 5, **FINE)]))
-    int8 = {"quantization": "int8"}
-    print(json.dumps([answers(9, 1, **int8), answers(4, 5, **int8, **FINE)]))
+    everybody = len(PROMPTS)
+    print(json.dumps([answers(everybody, 1), answers(1, 2), answers(4, 5, **FINE)]))
+    for quantization in ("int8", "int4"):
+        given = {"quantization": quantization}
+        print(json.dumps([answers(everybody, 1, **given), answers(4, 5, **given, **FINE)]))
 
 
 if __name__ == "__main__":
