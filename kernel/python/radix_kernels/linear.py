@@ -37,8 +37,8 @@ def linear(
     x: [..., K] bfloat16, float16 or float32, last dimension contiguous; weight: PackedWeight or [N,
     K] of x's dtype; bias: [N] of x's dtype or float32; residual: out's shape, x's dtype; it may be
     out; as torch tensors both may have any strides. out_dtype: a dtype or its name, x's (default)
-    or float32. out: [..., N] of it; returned. keep_x: kinds that quantize x
-    may leave it as it is, see `pack_weight`.
+    or float32. out: [..., N] of it; returned. keep_x: kinds that quantize x may leave it as it is,
+    see `pack_weight`.
 
     Accumulated in float32, bias and residual added in float32, rounded once; with a float32 out, as
     logits should be, not at all. The quantized kinds of weight: see `pack_weight`; a NaN or
