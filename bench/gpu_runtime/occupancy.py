@@ -58,9 +58,10 @@ class Cell:
 
 
 def requests(
-    rng: random.Random, count: int, context: int, vocabulary: int
+    rng: random.Random, heads: random.Random, count: int, context: int, vocabulary: int
 ) -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """Prompts of up to seven eighths of the context, which share nothing, and their parameters."""
+    """Prompts of up to seven eighths of the context and their parameters. The first tokens are from
+    `heads`, all else from `rng`: equal work is not found in the cache."""
     body = rng.choices(range(3, min(vocabulary, 250)), k=context)
     prompts = []
     params = []
@@ -68,7 +69,7 @@ def requests(
         length = rng.randint(1, max(1, context * 7 // 8))
         start = rng.randrange(context - length + 1)
         prompts.append(
-            [*rng.choices(range(3, vocabulary), k=8), *body[start : start + length]][:length]
+            [*heads.choices(range(3, vocabulary), k=8), *body[start : start + length]][:length]
         )
         given: dict[str, Any] = {
             "temperature": rng.choice([0.0, 0.8]),
@@ -84,19 +85,31 @@ def requests(
 
 class FullLoad:
     """Keeps an engine full, from one thread: some calls are open, each of as many requests as half
-    of the rows, and one that has ended is replaced."""
+    of the rows, and one that has ended is replaced. After `lap` calls the same lengths and
+    parameters come again, in prompts that begin with other tokens."""
 
-    def __init__(self, engine: Engine, *, context: int, rows: int, seed: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, *, context: int, rows: int, seed: int = 0, lap: int | None = None
+    ) -> None:
         self._engine = engine
+        self._seed = seed
         self._rng = random.Random(seed)
+        self._heads = random.Random(f"heads {seed}")
         self._context = context
         self._count = max(1, rows // 2)
-        self._calls = [self._call() for _ in range(_OPEN_CALLS)]
+        self._lap = lap
+        self._begun = 0  # calls
+        self.laps: list[float] = []  # when each began, on time.perf_counter's clock
         self.finished = 0  # calls
+        self._calls = [self._call() for _ in range(_OPEN_CALLS)]
 
     def _call(self) -> Iterator[Any]:
+        if self._lap is not None and self._begun % self._lap == 0:
+            self._rng = random.Random(self._seed)
+            self.laps.append(time.perf_counter())
+        self._begun += 1
         vocabulary = self._engine.config.vocab_size
-        prompts, params = requests(self._rng, self._count, self._context, vocabulary)
+        prompts, params = requests(self._rng, self._heads, self._count, self._context, vocabulary)
         scored = self._rng.random() < 0.25
         return self._engine.stream(
             input_ids=prompts,

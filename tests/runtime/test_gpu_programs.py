@@ -6,8 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from radix_runtime.layers.moe import Experts
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.quantization.base import ExpertTerms
 from tests.gpu import family_tokens, gpt_oss_tokens, toggle_tokens
-from tests.gpu.random_load import RandomCalls, p99_ms
+from tests.gpu.random_load import RandomCalls, Run, minutes, p99_ms
 from tests.runtime.tiny_config import config_folder
 
 pytestmark = pytest.mark.serial
@@ -100,6 +103,58 @@ def test_p99() -> None:
     assert p99_ms(times, 0, 5) == 1000.0  # of three periods the second largest
     assert p99_ms(times, 3, 200) == 96000.0
     assert p99_ms(times, 200, 300) == 0.0
+
+
+def test_minutes_are_whole_laps() -> None:
+    laps = [0.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0]
+    assert minutes(laps, 3) == [(5, 9), (9, 13), (13, 17)]
+    assert minutes(laps, 5) == [(5, 11), (11, 17)]
+    assert minutes(laps, 12) == [(5, 17)]
+    assert minutes(laps, 13) == []
+    assert minutes(laps[:1], 0.1) == []
+
+
+@pytest.mark.parametrize(
+    ("periods", "fault"),
+    [
+        ([20.0, 99.0, 20.9], None),
+        ([20.0, 20.0, 21.1], "run 3: p99 20.00, then 21.10 ms"),
+        ([20.0, 9.0], None),
+        ([20.0], "run 3 is too short to compare its first minute with its last"),
+    ],
+)
+def test_faults_of_a_run(periods: list[float], fault: str | None) -> None:
+    run = Run(number=3, steps=1000, p99_ms=periods, gpu_bytes=0)
+    assert run.wrong() == fault
+
+
+class SilentEngine:
+    """Takes calls, which end at once."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(vocab_size=1000)
+        self.calls: list[dict[str, Any]] = []
+
+    def stream(self, **call: Any) -> Iterator[Any]:
+        self.calls.append(call)
+        return iter([])
+
+
+def test_laps_repeat_their_work() -> None:
+    engine: Any = SilentEngine()
+    load = occupancy.FullLoad(engine, context=100, rows=8, lap=6)
+    turns = load.run(60)
+    while len(engine.calls) < 18:
+        next(turns)
+    assert len(load.laps) == 3
+    first = engine.calls[:6]
+    second = engine.calls[6:12]
+    for a, b in zip(first, second, strict=True):
+        assert a["sampling_params"] == b["sampling_params"]
+        assert a["return_logprob"] == b["return_logprob"]
+        assert [p[8:] for p in a["input_ids"]] == [p[8:] for p in b["input_ids"]]
+        assert [p[:8] for p in a["input_ids"]] != [p[:8] for p in b["input_ids"]]
+    assert first[0]["sampling_params"] != first[1]["sampling_params"]
 
 
 def test_toggle_tokens(tmp_path: Path) -> None:
