@@ -14,6 +14,7 @@ from .batch_layout import BatchLayout, BatchLimits, Entry, Token, lay_out
 from .device import Device
 from .errors import ConfigError
 from .memory.kv_pool import KVPool
+from .memory.page_table import make_page_table
 from .step_plan import StepPlan
 from .step_shape import StepShape
 
@@ -52,10 +53,11 @@ class ForwardBatch:
 
     `num_samples` is S, `num_sampling` N, of which the first `num_decode_rows` are decode entries of
     the plan; none of them counts padding. `num_decode_tokens` counts the tokens of entries 0 ..
-    num_decode-1. Counts and maxima are host values, and so are `chunk_query_lens` and
-    `chunk_kv_lens`, int32 of each chunk; `max_kv_len` is an upper bound, as `plan.kv_len` is, and
-    so is the `max_query_len` of a padded step with chunks. `metadata` belongs to the attention
-    backend.
+    num_decode-1. `samples_every_token`: logit_rows are all tokens in their order, as in each decode
+    step that is not padded. Counts and maxima are host values, and so are `chunk_query_lens` and
+    `chunk_kv_lens`, int32 of each chunk, and `rows_of_samples`, int32 [S], the row of the request
+    table of each sample; `max_kv_len` is an upper bound, as `plan.kv_len` is, and so is the
+    `max_query_len` of a padded step with chunks. `metadata` belongs to the attention backend.
 
     Owns the device page table [max_rows + 1, max_pages]. Row `max_rows` is the dummy row. What was
     never assigned is the dummy page. Used on the engine's stream only."""
@@ -95,12 +97,13 @@ class ForwardBatch:
         self._fixed_width = not device.is_cpu if fixed_width is None else fixed_width
         max_pages = self.limits.max_pages
         max_entries = self.limits.max_entries
-        self._table = self._empty(max_rows + 1, max_pages).fill_(kv_pool.dummy_page)
-        if max(self._table.numel(), (kv_pool.num_pages + 1) * kv_pool.page_size) >= 2**31:
+        slots = (kv_pool.num_pages + 1) * kv_pool.page_size
+        if max((max_rows + 1) * max_pages, slots) >= 2**31:
             flags = "see --max-total-tokens, --max-running-requests and --context-length"
             raise ConfigError(
                 f"the page table or the KV pool has more entries than int32 can count; {flags}"
             )
+        self._table = make_page_table(device, (max_rows + 1, max_pages), kv_pool.dummy_page)
         entries_size = len(Entry) * (max_entries + 1)
         self._packed = self._empty(entries_size + len(Token) * max_tokens + 2 * _MAX_PACKED_DELTAS)
         self._input_ids = self._empty(max_tokens)
@@ -109,6 +112,7 @@ class ForwardBatch:
         self._kv_lens = self._empty(max_entries)
         self.sample_positions = self._empty(max_entries).long()
         self._page_table = self._empty(max_entries * max_pages)
+        self._page_table_shape: tuple[int, int] | None = None  # that of `page_table`
         self._layout_key: tuple[Any, ...] | None = None
         self.metadata: Any = None
 
@@ -120,13 +124,13 @@ class ForwardBatch:
         must follow. Copies `plan`; does not synchronise. Raises ValueError for a step that does not
         fit, or that samples elsewhere than StepPlan says."""
         self.metadata = None
-        self.max_kv_len = int(plan.kv_len.max(initial=0))
+        self.max_kv_len = _longest(plan.kv_len)
         if self.max_kv_len > self.max_context:
             raise ValueError(
                 f"step {plan.step_id} has {self.max_kv_len} tokens of context, "
                 f"the batch holds {self.max_context}"
             )
-        deltas = self._last_deltas(plan)
+        deltas = self._table.changes(plan.page_rows, plan.page_index, plan.page_ids)
         packed = deltas[:, :_MAX_PACKED_DELTAS]
         key = _decode_key(plan, shape)
         if key is None or key != self._layout_key:
@@ -136,26 +140,25 @@ class ForwardBatch:
             entry_block, token_block, uploaded = self._copy(self._packed, blocks)
             self._set_counts(layout)
             self._set_views(entry_block, token_block)
-            self._apply_deltas(uploaded)
+            self._table.apply(uploaded)
             self._layout_key = key
         elif packed.size:
-            self._apply_deltas(*self._copy(self._packed[self._layout_size :], [packed]))
+            self._table.apply(*self._copy(self._packed[self._layout_size :], [packed]))
         if deltas.shape[1] > _MAX_PACKED_DELTAS:
             rest = deltas[:, _MAX_PACKED_DELTAS:]
-            self._apply_deltas(*self._copy(self._empty(rest.size), [rest]))
+            self._table.apply(*self._copy(self._empty(rest.size), [rest]))
+        self._view_page_table()
 
-    def _last_deltas(self, plan: StepPlan) -> np.ndarray:
-        """int32 [2, D]: element of the flat page table, page. Of an element that is named twice the
-        last page: a device scatter promises no order."""
-        if len(plan.page_ids) == 0:
-            return np.zeros((2, 0), np.int32)
-        elements = plan.page_rows * self.limits.max_pages + plan.page_index
-        unique, last = np.unique(elements[::-1], return_index=True)
-        return np.stack([unique, plan.page_ids[::-1][last]])
-
-    def _apply_deltas(self, deltas: torch.Tensor) -> None:
-        if deltas.shape[1]:
-            self._table.view(-1).index_put_((deltas[0],), deltas[1])
+    def _view_page_table(self) -> None:
+        """Makes `page_table` as long as there are entries and as wide as the longest of them needs.
+        Mostly it is so from the step before."""
+        width = self.limits.max_pages
+        if not self._fixed_width:
+            width = -(-self.max_kv_len // self.kv_pool.page_size)
+        shape = (self.batch_size, width)
+        if shape != self._page_table_shape:
+            self.page_table = self._page_table[: self.batch_size * width].view(shape)
+            self._page_table_shape = shape
 
     def _copy(self, target: torch.Tensor, arrays: list[np.ndarray]) -> list[torch.Tensor]:
         """Copies `arrays` one behind the other into `target`; returns their parts of it."""
@@ -178,6 +181,8 @@ class ForwardBatch:
         self.num_samples = layout.num_samples
         self.num_sampling = layout.num_sampling
         self.num_decode_rows = layout.num_decode_rows
+        self.rows_of_samples = layout.rows_of_samples
+        self.samples_every_token = layout.samples_every_token
         self.max_query_len = layout.max_query_len
         self.has_chunks = layout.has_chunks
         self.is_ragged = layout.is_ragged
@@ -207,6 +212,7 @@ class ForwardBatch:
         self.input_ids = self._input_ids[: self.num_tokens]
         self.positions = self._positions[: self.num_tokens]
         self.slot_mapping = self._slot_mapping[: self.num_tokens]
+        self._positions_of_samples = self.sample_positions[:logits]
 
     def fill(self, next_token: torch.Tensor, committed_len: torch.Tensor) -> None:
         """Makes the tensors that depend on the lengths of decode rows, in one operation of the
@@ -218,25 +224,20 @@ class ForwardBatch:
         `committed_len` int32 [max_rows + 2] counts the tokens of a row that are in its pages for
         good; that of the dummy row is 0. Decode entries start there; chunks set it to their
         `kv_len`. The last element, the scratch row's, means nothing."""
-        width = self.limits.max_pages
-        if not self._fixed_width:
-            width = -(-self.max_kv_len // self.kv_pool.page_size)
-        table = self._page_table[: self.batch_size * width]
-        self.page_table = table.view(self.batch_size, width)
         ops.fill_step_tensors(
             self._entries,
             self._tokens,
             self.logit_rows,
             next_token,
             committed_len,
-            self._table,
+            self._table.pages,
             self.kv_pool.page_size,
             kv_lens=self.kv_lens,
             input_ids=self.input_ids,
             positions=self.positions,
             slot_mapping=self.slot_mapping,
             page_table=self.page_table,
-            sample_positions=self.sample_positions[: len(self.logit_rows)],
+            sample_positions=self._positions_of_samples,
         )
 
     def first_token(self, plan: StepPlan, entry: int) -> int:
@@ -244,10 +245,17 @@ class ForwardBatch:
         return int(plan.query_len[:entry].sum())
 
 
+def _longest(lengths: np.ndarray) -> int:
+    """The largest of int32 [B]; 0 of none."""
+    if len(lengths) == 0:
+        return 0
+    # `max` goes through Python and numpy's reductions, which out of the caches take thrice as long.
+    return int(lengths[lengths.argmax()])
+
+
 def _decode_key(plan: StepPlan, shape: StepShape | None) -> tuple[Any, ...] | None:
     """What the blocks of the upload depend on, for a step without chunks. Decode steps mostly
     repeat it: then the blocks of the step before are still there."""
     if plan.num_decode < len(plan.rows):
         return None
-    arrays = (plan.rows, plan.query_len, plan.num_samples)
-    return shape, *(array.tobytes() for array in arrays)
+    return shape, plan.rows.tobytes(), plan.query_len.tobytes(), plan.num_samples.tobytes()

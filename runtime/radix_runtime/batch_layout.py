@@ -99,8 +99,14 @@ class BatchLayout:
     num_samples: int
     num_sampling: int
     num_decode_rows: int
+    rows_of_samples: np.ndarray
     max_query_len: int
     has_chunks: bool
+
+    @property
+    def samples_every_token(self) -> bool:
+        """Whether the samples are those of all tokens, in their order."""
+        return self.shape is None and not self.has_chunks
 
     @property
     def is_ragged(self) -> bool:
@@ -145,6 +151,7 @@ def lay_out(plan: StepPlan, shape: StepShape | None, limits: BatchLimits) -> Bat
         num_samples=num_samples,
         num_sampling=int(np.count_nonzero(plan.num_samples)),
         num_decode_rows=plan.num_decode,
+        rows_of_samples=np.repeat(plan.rows, plan.num_samples),
         max_query_len=max_query_len,
         has_chunks=has_chunks,
     )

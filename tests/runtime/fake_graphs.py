@@ -14,7 +14,13 @@ from radix_runtime.engine.model_runner import ModelRunner
 T = TypeVar("T")
 
 # Host values of a batch that differ between steps of one shape: captured work must not read them.
-_STEP_VALUES = ("num_samples", "num_sampling", "num_padding", "num_decode_rows")
+_STEP_VALUES = (
+    "num_samples",
+    "num_sampling",
+    "num_padding",
+    "num_decode_rows",
+    "rows_of_samples",
+)
 
 
 class Unreadable:

@@ -17,15 +17,27 @@ from radix_runtime.step_plan import StepPlan, decode_plan, prefill_plan
 from radix_runtime.step_shape import StepShape
 from tests.runtime.pools import gqa_pool
 
+
+class FakeGpu(Device):
+    """The CPU, called a GPU: the batch uploads to it."""
+
+    def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+
 CPU = Device.resolve("cpu")
+GPU = FakeGpu("cuda", torch.device("cpu"))
 MAX_ROWS = 6
 MAX_BATCH = 4
 MAX_TOKENS = 48
 MAX_CONTEXT = 50
 PAGES = 200
+on_each_device = pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 
 
-def make(page_size: int, *, max_samples: int = 3, expands_decode: bool = True) -> ForwardBatch:
+def make(
+    page_size: int, *, max_samples: int = 3, expands_decode: bool = True, device: Device = CPU
+) -> ForwardBatch:
     pool = gqa_pool(
         CPU,
         num_layers=1,
@@ -36,7 +48,7 @@ def make(page_size: int, *, max_samples: int = 3, expands_decode: bool = True) -
         dtype=torch.float32,
     )
     batch = ForwardBatch(
-        CPU,
+        device,
         pool,
         max_tokens=MAX_TOKENS,
         max_batch=MAX_BATCH,
@@ -45,8 +57,8 @@ def make(page_size: int, *, max_samples: int = 3, expands_decode: bool = True) -
         max_samples=max_samples,
         expands_decode=expands_decode,
     )
-    for name, tensor in vars(batch).items():
-        if isinstance(tensor, torch.Tensor) and name != "_table":
+    for tensor in vars(batch).values():
+        if isinstance(tensor, torch.Tensor):
             tensor.fill_(-77)  # what a step does not fill must not be seen
     return batch
 
@@ -204,20 +216,28 @@ def check_samples(batch: ForwardBatch, plan: StepPlan, shape: StepShape | None) 
         sample_rows += scratch
         grow_rows += scratch
     assert batch.logit_rows.tolist() == logit_rows
+    is_decode = shape is None and plan.num_decode == len(plan.rows)
+    assert batch.samples_every_token == is_decode
+    assert not is_decode or logit_rows == list(range(batch.num_tokens))
+    assert batch.rows_of_samples.tolist() == np.repeat(plan.rows, plan.num_samples).tolist()
     assert batch.sample_rows.tolist() == sample_rows
     assert batch.grow_rows.tolist() == grow_rows
     assert batch.num_decode_rows == plan.num_decode
 
 
-@pytest.mark.parametrize("packed_deltas", [16384, 7, 0])
+@pytest.mark.parametrize(
+    ("device", "packed_deltas"),
+    [(CPU, 16384), (GPU, 16384), (GPU, 7), (GPU, 0)],
+    ids=["cpu", "gpu", "7 packed", "none packed"],
+)
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("expands", [True, False])
 def test_random_plans(
-    page_size: int, packed_deltas: int, expands: bool, monkeypatch: pytest.MonkeyPatch
+    page_size: int, device: Device, packed_deltas: int, expands: bool, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(batch_module, "_MAX_PACKED_DELTAS", packed_deltas)
     rng = random.Random(page_size)
-    batch = make(page_size, expands_decode=expands)
+    batch = make(page_size, expands_decode=expands, device=device)
     rows = Rows(rng, page_size)
     plan = None
     for step in range(60):
@@ -227,10 +247,11 @@ def test_random_plans(
         check(batch, plan, rows)
 
 
+@on_each_device
 @pytest.mark.parametrize("page_size", [1, 3, 16])
-def test_padded_plans(page_size: int) -> None:
+def test_padded_plans(page_size: int, device: Device) -> None:
     rng = random.Random(page_size)
-    batch = make(page_size, max_samples=1)
+    batch = make(page_size, max_samples=1, device=device)
     rows = Rows(rng, page_size, max_samples=1)
     plan = None
     for step in range(80):
@@ -272,8 +293,11 @@ def test_the_plan_may_be_reused_at_once() -> None:
     assert torch.equal(before[0], batch.positions) and torch.equal(before[1], batch.kv_lens)
 
 
-def test_a_step_like_the_last_copies_only_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, rows = make(16), Rows(random.Random(3), 16)
+@on_each_device
+def test_a_step_like_the_last_copies_only_its_pages(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, rows = make(16, device=device), Rows(random.Random(3), 16)
     uploads: list[int] = []
     upload = batch._copy
 
@@ -293,11 +317,14 @@ def test_a_step_like_the_last_copies_only_its_pages(monkeypatch: pytest.MonkeyPa
     delta.page_ids = np.array([8], np.int32)
     rows.committed_len[3] = 16
     rows.load(batch, delta)
-    assert uploads[1:] == [2] and batch.slot_mapping[0] == 8 * 16
+    # What is in the host's memory is written there.
+    assert uploads[1:] == ([] if device is CPU else [2])
+    assert batch.slot_mapping[0] == 8 * 16
     with pytest.raises(ValueError, match="51 tokens of context"):
         rows.load(batch, decode_plan([3, 1], [51, 13]))
+    before = len(uploads)
     rows.load(batch, decode_plan([3, 0], [17, 13]))
-    assert len(uploads) == 3 and batch.rows.tolist() == [3, 0]
+    assert len(uploads) == before + 1 and batch.rows.tolist() == [3, 0]
 
 
 def test_a_chunk_samples_once() -> None:
@@ -307,8 +334,9 @@ def test_a_chunk_samples_once() -> None:
         Rows(random.Random(0), 16).load(make(16), plan)
 
 
-def test_the_last_of_two_pages_for_one_entry_wins() -> None:
-    batch = make(16)
+@on_each_device
+def test_the_last_of_two_pages_for_one_entry_wins(device: Device) -> None:
+    batch = make(16, device=device)
     plan = decode_plan([3], [40])
     plan.page_rows = np.array([3, 3, 3, 3, 3], np.int32)
     plan.page_index = np.array([0, 2, 1, 2, 0], np.int32)
@@ -316,7 +344,7 @@ def test_the_last_of_two_pages_for_one_entry_wins() -> None:
     rows = Rows(random.Random(0), 16)
     rows.committed_len[3] = 39
     rows.load(batch, plan)
-    assert batch.page_table.tolist() == [[14, 12, 13]]
+    assert batch.page_table[:, :3].tolist() == [[14, 12, 13]]
     assert batch.slot_mapping.tolist() == [13 * 16 + 7]
 
 
