@@ -118,6 +118,14 @@ class Device:
         copy runs: torch's pinned allocator keeps it until the stream has passed."""
         return torch.empty(shape, dtype=dtype, pin_memory=not self.is_cpu)
 
+    def to_host(self, tensor: torch.Tensor) -> np.ndarray:
+        """A copy of `tensor`, which no later step writes; on a GPU it is filled when the stream has
+        passed."""
+        if self.is_cpu:
+            return tensor.numpy().copy()
+        host = self.host_empty(*tensor.shape, dtype=tensor.dtype)
+        return host.copy_(tensor, non_blocking=True).numpy()
+
     def memory(self) -> Memory:
         """Total and available bytes now, of this process's share of the host or of the GPU."""
         if self.is_cpu:

@@ -35,6 +35,7 @@ from .candidate_draw import CandidateDraw, has_kernels
 from .capture import Capture
 from .draw_settings import DrawSettings
 from .graph_sizes import choose_shapes
+from .inference import inference
 from .kv_budget import kv_pages
 from .masks import draw_masks, late_entries
 from .memory_advice import Stage, no_memory
@@ -132,6 +133,8 @@ class ModelRunner:
         if self.device.is_cpu and self._comm.world_size == 1:
             self._logits = torch.empty(self._max_batch * self.max_samples, self.config.vocab_size)
         self._state = RowState(self.max_rows, max_samples=self.max_samples, device=self.device)
+        self._one_each = np.ones(self._max_batch, np.int32)
+        self._one_each.flags.writeable = False  # it is part of many results
         self._make_sampler()
 
     def _make_sampler(self) -> None:
@@ -306,20 +309,21 @@ class ModelRunner:
         """CUDA graphs that steps are replayed from."""
         return 0 if self._padded is None else len(self._padded.graphs)
 
+    @inference
     def run(self, plan: StepPlan) -> StepResult:
         """`forward` and `draw`."""
         return self.draw(plan, self.forward(plan))
 
-    @torch.inference_mode()
+    @inference
     def forward(self, plan: StepPlan) -> Forwarded:
         """Queues the model's part of a step, on all ranks: it stores the keys and values of the
         plan's tokens. `draw` or `skip_draw` of the same plan must follow before another step."""
         for state in plan.new_rows:
             self._admit(state)
-        rows = np.repeat(plan.rows, plan.num_samples)
-        by_candidates = self.candidates is not None and self.candidates.begin(plan, rows)
         shape = None if self._padded is None else self._padded.shapes.of(plan)
         self.batch.upload(plan, shape)
+        rows = self.batch.rows_of_samples
+        by_candidates = self.candidates is not None and self.candidates.begin(plan, rows)
         self.backend.plan(self.batch)
         with self.profiler.span(f"forward {self.batch.num_tokens} tokens"):
             all_hidden, hidden = self._steps.forward(by_candidates=by_candidates)
@@ -348,7 +352,7 @@ class ModelRunner:
         logprobs, top_logprobs, top_ids = ops.token_logprobs(logits, targets, span.top_n)
         return self._to_host(logprobs), self._to_host(top_ids), self._to_host(top_logprobs)
 
-    @torch.inference_mode()
+    @inference
     def draw(
         self,
         plan: StepPlan,
@@ -363,24 +367,23 @@ class ModelRunner:
         bitmask = None
         if masks is not None:
             bitmask = upload(draw_masks(masks, late), self.device.torch_device)
-        rows = np.repeat(plan.rows, plan.num_samples)
         with self.profiler.span("draw"):
-            drawn = self._steps.draw(forwarded.hidden, rows, bitmask)
+            drawn = self._steps.draw(forwarded.hidden, self.batch.rows_of_samples, bitmask)
         result = self._result(plan, forwarded, drawn)
         if late is not None:
             result.late = late_entries(plan, late)
         return result
 
-    @torch.inference_mode()
+    @inference
     def skip_draw(self, plan: StepPlan, forwarded: Forwarded) -> StepResult:
         """Instead of `draw`, on rank 0: every sample is -1, as for logits that are not finite. A
         later step finds valid state."""
         return self._result(plan, forwarded, self._steps.fail_draw(forwarded.hidden))
 
     def _result(self, plan: StepPlan, forwarded: Forwarded, drawn: Drawn) -> StepResult:
-        counts = np.ones(self.batch.num_sampling, np.int32)
-        if drawn.counts is not None:
-            counts = self._to_host(drawn.counts)
+        counts = self._to_host(drawn.counts)
+        if counts is None:
+            counts = self._one_each[: self.batch.num_sampling]
         sampled = drawn.sampled
         return StepResult(
             step_id=plan.step_id,
@@ -393,7 +396,4 @@ class ModelRunner:
         )
 
     def _to_host(self, tensor: torch.Tensor | None) -> Any:
-        if tensor is None:
-            return None
-        host = self.device.host_empty(*tensor.shape, dtype=tensor.dtype)
-        return host.copy_(tensor, non_blocking=True).numpy()
+        return None if tensor is None else self.device.to_host(tensor)

@@ -56,6 +56,8 @@ class PlainSteps:
         batch = self._batch
         batch.fill(self._state.next_token, self._state.committed_len)
         hidden: torch.Tensor = self._model(batch)
+        if batch.samples_every_token:
+            return hidden, hidden  # both are only read, and new in every step
         return hidden, hidden.index_select(0, batch.logit_rows)
 
     def draw(self, hidden: torch.Tensor, rows: np.ndarray, bitmask: torch.Tensor | None) -> Drawn:
@@ -77,7 +79,7 @@ class PlainSteps:
         """Rank 0's samples; on the others memory for the ids, which are to be received."""
         if self._by_candidates:
             return Sampled(self._ids_of_candidates(hidden))
-        count = len(hidden)
+        count = len(rows)
         sampler = self._sampler
         if sampler is not None and count and sampler.is_greedy(rows):
             ids = self._greedy_ids(hidden, bitmask)
@@ -118,11 +120,10 @@ class PlainSteps:
 
     def _settle(self, sampled: Sampled) -> Drawn:
         """Tells the other ranks the ids and moves the rows on."""
-        if len(sampled.ids) == 0:
+        if self._batch.num_samples == 0:
             return Drawn(sampled)
         self._comm.broadcast(sampled.ids)
-        counts = self._state.accept(self._batch, sampled.ids)
-        return Drawn(sampled, counts if self._batch.is_ragged else None)
+        return Drawn(sampled, self._state.accept(self._batch, sampled.ids))
 
 
 def _allows_most(masks: np.ndarray) -> bool:

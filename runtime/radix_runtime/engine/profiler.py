@@ -9,6 +9,8 @@ import torch
 
 from ..device import Device
 
+_NO_SPAN = nullcontext()
+
 
 class Profiler:
     """Used on the thread that runs the steps: torch records the operations of that thread, and on a
@@ -53,5 +55,5 @@ class Profiler:
     def span(self, name: str) -> AbstractContextManager[object]:
         """Marks what runs inside in the trace; free of cost without one."""
         if self._profile is None:
-            return nullcontext()
+            return _NO_SPAN
         return torch.profiler.record_function(name)

@@ -26,11 +26,10 @@ class RowState:
         self.max_samples = max_samples
         self.next_token = torch.zeros(shape, dtype=torch.int32, device=where)
         self.committed_len = torch.zeros(max_rows + 2, dtype=torch.int32, device=where)
-        self._ones = torch.ones(max_rows, dtype=torch.int32, device=where)
 
     def accept(
         self, batch: ForwardBatch, ids: torch.Tensor, *, all_drawn: bool = False
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | None:
         """Moves the rows of `batch` past what it accepts of `ids`, int32: its samples, with those
         of padding.
 
@@ -38,7 +37,8 @@ class RowState:
         before it. The last accepted one is the row's next token; a decode row is longer by the
         accepted ones. An entry whose first sample is -1 has drawn nothing: its row stays as it is;
         with `all_drawn` nobody looks, and a -1 is accepted like other ids. Returns how many are
-        accepted of an entry that has drawn, int32 [N]. Does not synchronise."""
+        accepted of an entry that has drawn, int32 [N]; None where each has one sample. Does not
+        synchronise."""
         if not batch.is_ragged:
             ops.accept_tokens(
                 ids,
@@ -48,9 +48,9 @@ class RowState:
                 self.committed_len,
                 all_drawn=all_drawn,
             )
-            return self._ones[: len(ids)]
+            return None
         # Token i of an entry is the draft of what was sampled after token i - 1.
-        counts = ops.accept_tokens(
+        counts: torch.Tensor | None = ops.accept_tokens(
             ids,
             batch.sample_rows,
             batch.grow_rows,
@@ -60,7 +60,6 @@ class RowState:
             drafts=batch.input_ids.index_select(0, batch.logit_rows),
             all_drawn=all_drawn,
         )
-        assert counts is not None  # as with every call that has drafts
         return counts
 
     def reset(self, committed_len: int = 0) -> None:

@@ -62,7 +62,7 @@ class DenseMethod(LinearMethod):
         if not isinstance(weight, ops.PackedWeight):
             return None
         # On a GPU no kernel reads more than `apply` does, but that of experts.
-        return weight if weight.data.device.type == "cpu" or layer.is_stacked else None
+        return weight if weight.data.is_cpu or layer.is_stacked else None
 
     def plain_weight(self, layer: Any) -> torch.Tensor | None:
         weight = layer.weight
