@@ -249,7 +249,7 @@ def _longest(lengths: np.ndarray) -> int:
     """The largest of int32 [B]; 0 of none."""
     if len(lengths) == 0:
         return 0
-    # `max` goes through Python and numpy's reductions, which out of the caches take thrice as long.
+    # `max` goes through Python and numpy's reductions: out of the caches, 14 us more.
     return int(lengths[lengths.argmax()])
 
 
