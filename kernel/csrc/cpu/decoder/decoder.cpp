@@ -50,7 +50,8 @@ class ProductsAhead {
   // Before op number i runs: the product that is next behind it, unless experts come before, whose weights nobody knows
   // yet.
   void tell(int64_t i) const {
-    if (i > 0 && args_.ops[i].kind != RK_OP_LINEAR) return;  // what was told before the last product still holds
+    const bool multiplies = args_.ops[i].kind == RK_OP_LINEAR || args_.ops[i].kind == RK_OP_EXPERTS;
+    if (i > 0 && !multiplies) return;  // what was told before the last product or experts still holds
     cpu::NextWeights weights;
     while (++i < args_.num_ops && args_.ops[i].kind != RK_OP_EXPERTS) {
       if (args_.ops[i].kind != RK_OP_LINEAR || !args_.ops[i].record) continue;
