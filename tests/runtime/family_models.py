@@ -129,6 +129,16 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
     "olmo2_repeated_kv": FamilyModel("Olmo2", {"num_key_value_heads": 1}),
     "olmo3": FamilyModel("Olmo3", {"sliding_window": 9, "rope_parameters": {
         "full_attention": _YARN, "sliding_attention": _rope("default")}}),
+    "olmoe": FamilyModel(
+        "Olmoe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "attention_bias": True,
+         "norm_topk_prob": False},
+    ),
+    "olmoe_normed": FamilyModel(
+        "Olmoe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4,
+         "norm_topk_prob": True},
+    ),
     "smollm3": FamilyModel("SmolLM3", {"no_rope_layer_interval": 2}),
     "smollm3_window": FamilyModel(
         "SmolLM3",

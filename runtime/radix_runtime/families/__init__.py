@@ -53,6 +53,7 @@ families: Registry[Family[Any]] = Registry(
         "MixtralForCausalLM": mixtral.MIXTRAL,
         "Olmo2ForCausalLM": olmo.OLMO2,
         "Olmo3ForCausalLM": olmo.OLMO3,
+        "OlmoeForCausalLM": olmo.OLMOE,
         "Phi3ForCausalLM": phi.PHI3,
         "Qwen2MoeForCausalLM": qwen.QWEN2_MOE,
         "Qwen2VLForConditionalGeneration": qwen.QWEN2_VL,

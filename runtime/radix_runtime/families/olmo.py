@@ -1,9 +1,10 @@
-"""OLMo 2 and OLMo 3: norms after the blocks, queries and keys normed over all heads."""
+"""OLMo 2 and OLMo 3: norms after the blocks, queries and keys normed over all heads. OLMoE: norms
+before the blocks, and experts."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..specs import AllHeadsNorm, Layer, ModelSpec, Rope
+from ..specs import AllHeadsNorm, Layer, ModelSpec, Moe, Rope, SoftmaxRouter
 from .family import Family
 from .keys import DecoderKeys, Size, windows_of_types
 from .names import Rename, Rule
@@ -21,6 +22,14 @@ class Olmo3Keys(Olmo2Keys, kw_only=True, frozen=True):
 
     sliding_window: Size | None = 4096
     layer_types: list[str] | None = None
+
+
+class OlmoeKeys(Olmo2Keys, kw_only=True, frozen=True):
+    """config.json of OLMoE. `intermediate_size` is the width of an expert."""
+
+    num_experts: Size = 64
+    num_experts_per_tok: Size = 8
+    norm_topk_prob: bool = False
 
 
 def read_olmo2(keys: Olmo2Keys) -> ModelSpec:
@@ -43,6 +52,23 @@ def read_olmo3(keys: Olmo3Keys) -> ModelSpec:
     )
 
 
+def read_olmoe(keys: OlmoeKeys) -> ModelSpec:
+    """Experts in every layer."""
+    bias = keys.attention_bias
+    moe = Moe(
+        num_experts=keys.num_experts,
+        width=keys.intermediate_size,
+        router=SoftmaxRouter(top_k=keys.num_experts_per_tok, renormalize=keys.norm_topk_prob),
+        activation=keys.activation,
+    )
+    layer = Layer(
+        mixer=keys.gqa(qkv_bias=bias, o_bias=bias, qk_norm=AllHeadsNorm(norm=keys.norm)),
+        feed_forward=moe,
+        pre_norm=keys.norm,
+    )
+    return keys.model([layer] * keys.num_hidden_layers)
+
+
 def _layer(keys: Olmo2Keys, *, rope: Rope, window: int | None) -> Layer:
     bias = keys.attention_bias
     return Layer(
@@ -60,7 +86,7 @@ def _layer(keys: Olmo2Keys, *, rope: Rope, window: int | None) -> Layer:
 
 
 def names(keys: Any) -> Sequence[Rule]:
-    """Both norms of a layer are of a block's output."""
+    """Of OLMo 2 and 3: both norms of a layer are of a block's output."""
     return (
         Rename(r"\.post_attention_layernorm\.", ".post_self_attn_layernorm."),
         Rename(r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),
@@ -69,3 +95,4 @@ def names(keys: Any) -> Sequence[Rule]:
 
 OLMO2 = Family(keys=Olmo2Keys, read=read_olmo2, names=names)
 OLMO3 = Family(keys=Olmo3Keys, read=read_olmo3, names=names)
+OLMOE = Family(keys=OlmoeKeys, read=read_olmoe)
