@@ -199,6 +199,13 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         {**_MLA, "q_lora_rank": 48, "kv_lora_rank": 256,
          "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
     ),
+    "dots1": FamilyModel(
+        "Dots1",
+        {**_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3,
+         "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
+         "routed_scaling_factor": 1.7, "attention_bias": True, "sliding_window": 9,
+         "max_window_layers": 2},
+    ),
     "minimax_m2": FamilyModel(
         "MiniMaxM2",
         {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2,

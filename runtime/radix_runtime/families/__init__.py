@@ -6,6 +6,7 @@ from typing import Any
 from ..registry import Registry
 from . import (
     deepseek,
+    dots1,
     exaone,
     gemma,
     gemma1,
@@ -35,6 +36,7 @@ families: Registry[Family[Any]] = Registry(
         "Qwen3ForCausalLM": qwen.QWEN3,
         "DeepseekV2ForCausalLM": deepseek.DEEPSEEK_V2,
         "DeepseekV3ForCausalLM": deepseek.DEEPSEEK_V3,
+        "Dots1ForCausalLM": dots1.DOTS1,
         "Exaone4ForCausalLM": exaone.EXAONE4,
         "GemmaForCausalLM": gemma1.GEMMA1,
         "Gemma2ForCausalLM": gemma.GEMMA2,
