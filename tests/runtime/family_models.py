@@ -160,6 +160,7 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
             "long_factor": [1.5 + 0.7 * i for i in range(6)]}},
     ),
     "seed_oss": FamilyModel("SeedOss", {"head_dim": 32}),
+    "ernie4_5": FamilyModel("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "exaone4": FamilyModel("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
     "exaone4_full": FamilyModel(
         "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}

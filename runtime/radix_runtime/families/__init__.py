@@ -7,6 +7,7 @@ from ..registry import Registry
 from . import (
     deepseek,
     dots1,
+    ernie,
     exaone,
     gemma,
     gemma1,
@@ -37,6 +38,7 @@ families: Registry[Family[Any]] = Registry(
         "DeepseekV2ForCausalLM": deepseek.DEEPSEEK_V2,
         "DeepseekV3ForCausalLM": deepseek.DEEPSEEK_V3,
         "Dots1ForCausalLM": dots1.DOTS1,
+        "Ernie4_5ForCausalLM": ernie.ERNIE,
         "Exaone4ForCausalLM": exaone.EXAONE4,
         "GemmaForCausalLM": gemma1.GEMMA1,
         "Gemma2ForCausalLM": gemma.GEMMA2,
