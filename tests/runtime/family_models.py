@@ -44,6 +44,12 @@ _MLA = {
     "routed_scaling_factor": 1.7,
 }  # fmt: skip
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
+_MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 5.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+}
 
 
 _VISION = {
@@ -145,10 +151,14 @@ FAMILY_MODELS: dict[str, FamilyModel] = {
         {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 9,
          "layer_types": _TYPES, "attention_bias": True, "mlp_bias": True},
     ),
-    "granite": FamilyModel(
-        "Granite",
-        {"embedding_multiplier": 12.0, "logits_scaling": 5.0, "residual_multiplier": 0.22,
-         "attention_multiplier": 0.3},
+    "granite": FamilyModel("Granite", _MULTIPLIERS),
+    "granite_moe": FamilyModel(
+        "GraniteMoe",
+        {**_MULTIPLIERS, "attention_bias": True, "num_local_experts": 6, "num_experts_per_tok": 3,
+         "intermediate_size": 48},
+    ),
+    "granite_moe_odd_width": FamilyModel(
+        "GraniteMoe", {**_MULTIPLIERS, "num_local_experts": 5, "intermediate_size": 33}
     ),
     "phi3": FamilyModel("Phi3", {"sliding_window": 11}),
     "phi3_longrope": FamilyModel(

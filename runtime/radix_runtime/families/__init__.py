@@ -50,6 +50,7 @@ families: Registry[Family[Any]] = Registry(
         "Glm4MoeLiteForCausalLM": deepseek.GLM4_MOE_LITE,
         "GptOssForCausalLM": gpt_oss.GPT_OSS,
         "GraniteForCausalLM": granite.GRANITE,
+        "GraniteMoeForCausalLM": granite.GRANITE_MOE,
         "MinistralForCausalLM": mistral.MINISTRAL,
         "Ministral3ForCausalLM": mistral.MINISTRAL3,
         "Mistral3ForConditionalGeneration": mistral.MISTRAL3,
