@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "builds(*backends): compiles a library, or needs the wheels of these backends"
     )
+    config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
     config.addinivalue_line(
         "markers", 'cover("pairs" or "values"): which parameter sets run (tests/covers.py)'
     )

@@ -10,7 +10,7 @@ import msgspec
 from .checkpoint import stored_facts
 from .config_values import check_values
 from .errors import ConfigError
-from .families import Family, families, generic_family
+from .families import Family, families, former_names, generic_family
 from .families.names import Rule
 from .families.rope import merged_rope_settings, rope_settings
 from .gguf import is_gguf, open_gguf
@@ -159,12 +159,13 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from None
     known = [*families.names(), *_model_classes.names()]
-    if len(kind.architectures) != 1 or kind.architectures[0] not in known:
+    found = [former_names.get(name, name) for name in kind.architectures]
+    if len(found) != 1 or found[0] not in known:
         names = ", ".join(known)
         raise ConfigError(
             f"config.json: architecture {kind.architectures} is not supported; supported: {names}"
         )
-    return kind.architectures[0]
+    return found[0]
 
 
 def _family(architecture: str) -> Family[Any]:

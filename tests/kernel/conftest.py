@@ -50,7 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cpu_only: says what holds on the CPU, or in numpy, alone")
     config.addinivalue_line(
         "markers", "combinations(name=values, ...): all of them, or a cover (combinations.py)"
     )

@@ -13,7 +13,10 @@ def converted_tensors(model: Any, *, splits_latents: bool) -> list[tuple[str, to
     """The tensors as transformers' state dict names them; of experts, gate and up apart."""
     if model.config.model_type == "gpt_oss":
         return _gpt_oss_tensors(model)
-    found = _split_experts(model, model.state_dict())
+    tensors = model.state_dict()
+    if model.config.model_type == "granitemoe":
+        tensors = _granite_moe_tensors(tensors)
+    found = _split_experts(model, tensors)
     return _split_latents(model.config, found) if splits_latents else found
 
 
@@ -47,6 +50,16 @@ def _gpt_oss_tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
         else:
             found[name] = values
     return _split_experts(model, found)
+
+
+def _granite_moe_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Its experts, under names that the package knows."""
+    return {
+        name.replace("block_sparse_moe.experts.", "mlp.experts.").replace(
+            "block_sparse_moe.router.", "mlp.gate."
+        ): tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _split_experts(

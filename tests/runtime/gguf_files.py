@@ -112,7 +112,17 @@ CASES = {
         keys={"embedding_scale": 12.0, "logit_scale": 5.0, "residual_scale": 0.22,
               "attention.scale": 0.3},
     ),
+    "granite_moe": GgufCase(
+        "granite_moe", "granitemoe", pairs_heads=True,
+        changes={"attention_bias": False, "intermediate_size": 256},
+        keys={"embedding_scale": 12.0, "logit_scale": 5.0, "residual_scale": 0.22,
+              "attention.scale": 0.3, "expert_count": 6, "expert_used_count": 3},
+    ),
     "olmo2": GgufCase("olmo2", "olmo2"),
+    "olmoe": GgufCase(
+        "olmoe", "olmoe", changes={"attention_bias": False, "num_attention_heads": 4},
+        keys={"expert_count": 6, "expert_used_count": 3},
+    ),
     "phi3": GgufCase("phi3", "phi3", keys={"attention.sliding_window": 11}),
     "phi3_longrope": GgufCase(
         "phi3_longrope", "phi3",
@@ -147,6 +157,15 @@ CASES = {
               "attention.key_length": 80, "attention.value_length": 64,
               "attention.key_length_mla": 48, "attention.value_length_mla": 64},
     ),
+    "dots1": GgufCase(
+        "dots1", "dots1",
+        changes={"moe_intermediate_size": 256, "layer_types": ["full_attention"] * 2},
+        keys={"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 256,
+              "expert_shared_count": 2, "leading_dense_block_count": 1, "expert_gating_func": 2,
+              "expert_weights_scale": 1.7, "expert_weights_norm": True,
+              "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "ernie4_5": GgufCase("ernie4_5", "ernie4_5", changes={"use_bias": False}),
     "exaone4": GgufCase(
         "exaone4", "exaone4",
         changes={"sliding_window": 9, "layer_types": _TYPES, "rope_parameters": {

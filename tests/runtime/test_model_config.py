@@ -349,6 +349,14 @@ def test_a_file_that_cannot_be_read(text: str | None, tmp_path: Path) -> None:
         ModelConfig.from_dir(tmp_path)
 
 
+def test_a_former_name_of_an_architecture() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 160,
+             "num_attention_heads": 4, "num_key_value_heads": 2,
+             "max_position_embeddings": 256}  # fmt: skip
+    found = ModelConfig.from_dict({"architectures": ["Ernie4_5_ForCausalLM"], **sizes})
+    assert found.architecture == "Ernie4_5ForCausalLM" and found.spec.hidden_size == 64
+
+
 def test_the_architecture_is_judged_first() -> None:
     """Sizes of another architecture may stand anywhere, or have other names."""
     with pytest.raises(ConfigError, match=r"architecture \['T5Model'\] is not supported"):

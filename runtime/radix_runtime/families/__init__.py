@@ -70,7 +70,9 @@ families: Registry[Family[Any]] = Registry(
         "SmolLM3ForCausalLM": smollm.SMOLLM3,
     },
 )
+# What the first files of a model said, before transformers had it -> its name there.
+former_names = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 # Of a package that registers a model class and no family: "radix.models".
 generic_family = llama.GENERIC
 
-__all__ = ["Family", "families", "generic_family"]
+__all__ = ["Family", "families", "former_names", "generic_family"]

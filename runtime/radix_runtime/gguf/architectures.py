@@ -77,18 +77,35 @@ def _mistral3(file: GgufFile, metadata: Metadata) -> GgufModel:
 
 
 def _granite(file: GgufFile, metadata: Metadata) -> GgufModel:
+    return _granite_model(file, metadata, "GraniteForCausalLM")
+
+
+def _granite_moe(file: GgufFile, metadata: Metadata) -> GgufModel:
+    return _granite_model(
+        file,
+        metadata,
+        "GraniteMoeForCausalLM",
+        num_local_experts=metadata.size("expert_count"),
+        num_experts_per_tok=metadata.size("expert_used_count"),
+    )
+
+
+def _granite_model(
+    file: GgufFile, metadata: Metadata, model_class: str, **experts: int
+) -> GgufModel:
     heads = metadata.size("attention.head_count")
     head_dim = metadata.size("embedding_length") // heads
     kv_heads = metadata.size("attention.head_count_kv", heads)
     return describe(
         file,
         metadata,
-        "GraniteForCausalLM",
+        model_class,
         names.paired_names(heads=heads, kv_heads=kv_heads),
         embedding_multiplier=metadata.number("embedding_scale", 1.0),
         residual_multiplier=metadata.number("residual_scale", 1.0),
         logits_scaling=metadata.number("logit_scale", 1.0),
         attention_multiplier=metadata.number("attention.scale", head_dim**-0.5),
+        **experts,
     )
 
 
@@ -192,6 +209,17 @@ def _olmo2(file: GgufFile, metadata: Metadata) -> GgufModel:
     )
 
 
+def _olmoe(file: GgufFile, metadata: Metadata) -> GgufModel:
+    return describe(
+        file,
+        metadata,
+        "OlmoeForCausalLM",
+        names.pre_norm_names(),
+        num_experts=metadata.size("expert_count"),
+        num_experts_per_tok=metadata.size("expert_used_count"),
+    )
+
+
 def _exaone4(file: GgufFile, metadata: Metadata) -> GgufModel:
     """With windows, and layers without positions, in the larger model only."""
     window = None
@@ -223,6 +251,26 @@ def _glm4(file: GgufFile, metadata: Metadata) -> GgufModel:
     bias = file.has_tensor("blk.0.attn_q.bias")
     rules = names.fused_post_norm_names()
     return describe(file, metadata, "Glm4ForCausalLM", rules, attention_bias=bias)
+
+
+def _dots1(file: GgufFile, metadata: Metadata) -> GgufModel:
+    """dots.llm1, whose files do not say that some layers have a window: no published model's do."""
+    _require_sigmoid(file, metadata)
+    return describe(
+        file,
+        metadata,
+        "Dots1ForCausalLM",
+        names.pre_norm_names(),
+        max_window_layers=metadata.size("block_count"),
+        attention_bias=file.has_tensor("blk.0.attn_q.bias"),
+        n_routed_experts=metadata.size("expert_count"),
+        n_shared_experts=metadata.size("expert_shared_count", 1),
+        moe_intermediate_size=metadata.size("expert_feed_forward_length"),
+        num_experts_per_tok=metadata.size("expert_used_count"),
+        first_k_dense_replace=metadata.count("leading_dense_block_count", 0),
+        routed_scaling_factor=metadata.number("expert_weights_scale", 1.0),
+        **_sigmoid_routing(metadata),
+    )
 
 
 def _glm4moe(file: GgufFile, metadata: Metadata) -> GgufModel:
@@ -365,6 +413,8 @@ def _require_sigmoid(file: GgufFile, metadata: Metadata) -> None:
 
 _ARCHITECTURES: Mapping[str, _Read] = {  # by general.architecture
     "deepseek2": _deepseek2,
+    "dots1": _dots1,
+    "ernie4_5": _qwen("Ernie4_5ForCausalLM"),
     "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -373,10 +423,12 @@ _ARCHITECTURES: Mapping[str, _Read] = {  # by general.architecture
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "granitemoe": _granite_moe,
     "llama": _llama,
     "minimax-m2": _minimax_m2,
     "mistral3": _mistral3,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
     "phi3": _phi3,
     "qwen2": _qwen("Qwen2ForCausalLM"),
     "qwen2moe": _qwen_moe("Qwen2MoeForCausalLM", renormalize=False),
