@@ -40,14 +40,15 @@ x, w = (torch.randn(n, 300, generator=rng).bfloat16() for n in (70, 48))
 out = rk.linear(x, rk.pack_weight(w, kind="w4a8", group=32), keep_x=True)
 print(rk._loader.bind.isa(), hash(tuple(out.flatten().tolist())))
 """
-# What else than `linear` the ops whose products are its own need.
-PRODUCTS = ("linear", "packed_experts", "packed_heads", "moe", "activation")
 
 
-def emulated(folder: Path, families: tuple[str, ...]) -> Path:
-    """A build of these families alone: where its package lies."""
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the library: where its package lies."""
+    folder = tmp_path_factory.mktemp("emulated")
     for name in ("CMakeLists.txt", "cmake", "kernel"):
         (folder / name).symlink_to(ROOT / name)
+    families = sorted(file.parent.name for file in ROOT.glob("kernel/csrc/cpu/*/sources.cmake"))
     only = ";".join(families)
     build = {
         "PYTHON": sys.executable,
@@ -82,23 +83,34 @@ def check(level: str, path: Path, probe: str, files: Sequence[str]) -> None:
     assert run(level, path, "-c", probe) != run(level, installed, "-c", probe), (
         f"the emulated library runs the kernels of {level}"
     )
-    tests = [f"tests/kernel/test_{name}.py" for name in files]
+    tests = [f"tests/{name}.py" for name in files]
     options = ("-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=.")
     run(level, path, "-m", "pytest", *options, *tests)
 
 
-@pytest.mark.timeout(1200)
-def test_attention(tmp_path):
-    path = emulated(tmp_path, ("attention",))
-    check("avx2", path, ATTENTION, ("attention", "attention_int8", "attention_merge"))
-
-
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(
+needs_bf16 = pytest.mark.skipif(
     rk.capabilities().get("isa") not in ("avx512_bf16", "amx"), reason="no AVX512-BF16"
 )
-def test_products(tmp_path):
-    path = emulated(tmp_path, PRODUCTS)
-    files = [name for name in isa_levels.FAMILIES if name.startswith(("linear", "packed_"))]
-    files += ["packed_experts_codes", "packed_experts_few"]
-    check("avx512_bf16", path, PRODUCT, files)
+
+
+@pytest.mark.timeout(1200)
+def test_attention(emulated: Path) -> None:
+    names = ("attention", "attention_int8", "attention_merge")
+    check("avx2", emulated, ATTENTION, [f"kernel/test_{name}" for name in names])
+
+
+@pytest.mark.timeout(1200)
+@needs_bf16
+def test_products(emulated: Path) -> None:
+    names = [name for name in isa_levels.FAMILIES if name.startswith(("linear", "packed_"))]
+    names += ["packed_experts_codes", "packed_experts_few"]
+    check("avx512_bf16", emulated, PRODUCT, [f"kernel/test_{name}" for name in names])
+
+
+@pytest.mark.timeout(1200)
+@needs_bf16
+def test_decoder(emulated: Path) -> None:
+    """Prompts' products keep x on tiles, so that a step's tokens are multiplied in two parts."""
+    names = [name for name in isa_levels.FAMILIES if name.startswith("decoder")]
+    files = [f"kernel/test_{name}" for name in names]
+    check("avx512_bf16", emulated, PRODUCT, [*files, "runtime/test_one_call"])
