@@ -1,7 +1,7 @@
 """What the metadata of all GGUF files says of a model, under the names of a config.json of its
 family."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ _RETURN = "<|return|>"
 _MESSAGE_END = "<|end|>"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _IGNORED = ("attention.value_length", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
+OF_IMAGES = ("rope.dimension_sections", "n_deepstack_layers")  # a token of text has one position
 _YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
@@ -40,6 +41,10 @@ class GgufModel:
 
     config: Mapping[str, Any]
     rules: Sequence[Rule]
+
+
+# How the files of an architecture are read. Raises ConfigError.
+Read = Callable[[GgufFile, Metadata], GgufModel]
 
 
 def describe(
@@ -176,3 +181,12 @@ def _end_ids(file: GgufFile) -> list[int]:
             texts = texts - {_MESSAGE_END}
         found += [index for index in special if tokens[index] in texts]
     return list(dict.fromkeys(index for index in found if isinstance(index, int)))
+
+
+def layer_types_of(metadata: Metadata) -> list[str] | None:
+    """Which layers have the window; None where the file leaves it to the architecture."""
+    name = "attention.sliding_window_pattern"
+    if not metadata.has(name):
+        return None
+    has_window = metadata.flags(name, metadata.size("block_count"))
+    return ["sliding_attention" if each else "full_attention" for each in has_window]
