@@ -122,7 +122,7 @@ class ForwardBatch:
     def upload(self, plan: StepPlan, shape: StepShape | None = None) -> None:
         """Makes this the batch of `plan`, padded to `shape`, and applies its page deltas; `fill`
         must follow. Copies `plan`; does not synchronise. Raises ValueError for a step that does not
-        fit, or that samples elsewhere than StepPlan says."""
+        fit, or that samples elsewhere than StepPlan says; its pages may be in the table then."""
         self.metadata = None
         self.max_kv_len = _longest(plan.kv_len)
         if self.max_kv_len > self.max_context:
@@ -130,7 +130,7 @@ class ForwardBatch:
                 f"step {plan.step_id} has {self.max_kv_len} tokens of context, "
                 f"the batch holds {self.max_context}"
             )
-        deltas = self._table.changes(plan.page_rows, plan.page_index, plan.page_ids)
+        deltas = self._table.take(plan.page_rows, plan.page_index, plan.page_ids)
         packed = deltas[:, :_MAX_PACKED_DELTAS]
         key = _decode_key(plan, shape)
         if key is None or key != self._layout_key:
@@ -249,7 +249,7 @@ def _longest(lengths: np.ndarray) -> int:
     """The largest of int32 [B]; 0 of none."""
     if len(lengths) == 0:
         return 0
-    # `max` goes through Python and numpy's reductions: out of the caches, 14 us more.
+    # `max`, which goes through Python, takes 14 us longer when its code is not in the caches.
     return int(lengths[lengths.argmax()])
 
 

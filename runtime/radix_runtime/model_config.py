@@ -159,7 +159,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.json: {error}") from None
     known = [*families.names(), *_model_classes.names()]
-    found = [former_names.get(name, name) for name in kind.architectures]
+    found = [name if name in known else former_names.get(name, name) for name in kind.architectures]
     if len(found) != 1 or found[0] not in known:
         names = ", ".join(known)
         raise ConfigError(

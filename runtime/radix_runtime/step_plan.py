@@ -202,8 +202,9 @@ class StepResult:
 
     `ids` int32 [sum of num_samples] are the sampled tokens, entry after entry; -1 where the logits
     were not finite. `counts` int32 [entries that sample] is how many of an entry's ids are
-    accepted: 1 .. num_samples; the ids past it mean nothing. `logprobs` float32 (NaN where not
-    asked for) and `top_ids`, `top_logprobs` [.., top_n of the step] run parallel to `ids`.
+    accepted: 1 .. num_samples; the ids past it mean nothing. It may be read-only. `logprobs`
+    float32 (NaN where not asked for) and `top_ids`, `top_logprobs` [.., top_n of the step] run
+    parallel to `ids`.
     `late` bool [entries that sample], None without masks: decode entries whose mask had not come.
     They have drawn nothing, their rows are where they were, and a later step draws for them.
     `prompt_logprobs` runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n],

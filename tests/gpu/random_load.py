@@ -12,8 +12,9 @@ and before it) must be the same to 1 MiB, and the period of steps (p99) in a run
 most 5 % above its first's. With --engines several engines share the GPU in these runs, each in a
 process of its own; their periods, which depend on the others, are not compared. A run repeats the
 same work in laps, without hits in the cache, and a minute is one of whole laps: about a step in a
-hundred runs a large chunk of prompts, so p99 of unlike work would compare how many do. Exit status
-1 if anything is wrong.
+hundred runs a large chunk of prompts, so p99 of unlike work would compare how many do. A run that
+is too short for two minutes of whole laps is wrong: a third of --seconds counts as a minute where
+that is less. Exit status 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def p99_ms(times: list[float], begin: float, end: float) -> float:
 
 
 def minutes(laps: list[float], seconds: float) -> list[tuple[float, float]]:
-    """Spans of at least so many seconds, each of as many whole laps. `laps`: when each began; the
-    first, which fills the engine, is left out, and so is the last, which did not end."""
+    """Spans of equally many whole laps, as many as first take so many seconds. `laps`: when each
+    began; the first, which fills the engine, is left out, and so is the last, which did not end."""
     begins = laps[1:]
     for count, begin in enumerate(begins):
         if begin - begins[0] >= seconds:

@@ -120,7 +120,7 @@ CASES = {
     ),
     "olmo2": GgufCase("olmo2", "olmo2"),
     "olmoe": GgufCase(
-        "olmoe", "olmoe", changes={"attention_bias": False, "num_attention_heads": 4},
+        "olmoe", "olmoe", changes={"attention_bias": False, "num_key_value_heads": 4},
         keys={"expert_count": 6, "expert_used_count": 3},
     ),
     "phi3": GgufCase("phi3", "phi3", keys={"attention.sliding_window": 11}),
@@ -159,7 +159,8 @@ CASES = {
     ),
     "dots1": GgufCase(
         "dots1", "dots1",
-        changes={"moe_intermediate_size": 256, "layer_types": ["full_attention"] * 2},
+        changes={"moe_intermediate_size": 256, "layer_types": ["full_attention"] * 2,
+                 "attention_bias": False, "num_key_value_heads": 4},
         keys={"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 256,
               "expert_shared_count": 2, "leading_dense_block_count": 1, "expert_gating_func": 2,
               "expert_weights_scale": 1.7, "expert_weights_norm": True,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from radix_runtime.device import Device
 from radix_runtime.engine.inference import inference
 from radix_runtime.sampling_params import SamplingParams
 from radix_runtime.step_plan import RowSampling, StepPlan, StepResult, decode_plan, prefill_plan
@@ -29,9 +30,14 @@ def executor() -> Iterator[Any]:
 
 
 def plans(temperature: float) -> list[StepPlan]:
-    """The prompts, then decode steps, which ask for pages when they need them."""
+    """The prompts, then decode steps, which ask for pages when they need them. One of the rows asks
+    for log-probabilities if it is not greedy."""
     params = SamplingParams(temperature=temperature)
-    admitted = [RowSampling(row=row, seed=row, params=params) for row in ROWS]
+    asks = temperature > 0
+    admitted = [
+        RowSampling(row=ROWS[0], seed=4, params=params, return_logprob=asks, top_logprobs=2 * asks),
+        RowSampling(row=ROWS[1], seed=1, params=params),
+    ]
     steps = [prefill_plan(ROWS, PROMPTS, new_rows=admitted)]
     lengths = [len(prompt) for prompt in PROMPTS]
     for step in range(1, STEPS):
@@ -50,16 +56,28 @@ def plans(temperature: float) -> list[StepPlan]:
     return steps
 
 
-def launched(executor: Any, temperature: float, *, scribbles: bool) -> list[list[int]]:
-    """The ids of all steps, which were launched before the first had ended. `scribbles`: the host
-    writes over each result as soon as it has it, while the next step runs."""
-    told: list[list[int]] = []
+def arrays(result: StepResult) -> list[np.ndarray]:
+    """What a result holds of its own."""
+    found = [result.ids, result.logprobs, result.top_ids, result.top_logprobs]
+    return [array for array in found if array is not None]
+
+
+def values(result: StepResult) -> list[str]:
+    """All of it, to compare; NaN equals NaN."""
+    return [repr(array.tolist()) for array in arrays(result)]
+
+
+def launched(executor: Any, temperature: float, *, scribbles: bool) -> list[list[str]]:
+    """The results of all steps, which were launched before the first had ended. `scribbles`: the
+    host writes over each as soon as it has it, while the next step runs."""
+    told: list[list[str]] = []
 
     def look(step: Future[StepResult]) -> None:
-        ids = step.result().ids
-        told.append(ids.tolist())
+        result = step.result()
+        told.append(values(result))
         if scribbles:
-            ids.fill(0)
+            for array in arrays(result):
+                array.fill(0)
 
     futures: list[Future[StepResult]] = []
     for plan in plans(temperature):
@@ -67,15 +85,26 @@ def launched(executor: Any, temperature: float, *, scribbles: bool) -> list[list
         futures[-1].add_done_callback(look)
     results = [future.result(timeout=LIMIT) for future in futures]
     if not scribbles:
-        assert [result.ids.tolist() for result in results] == told
+        assert [values(result) for result in results] == told
     return told
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_later_steps_and_results_do_not_meet(executor: Any, temperature: float) -> None:
     told = launched(executor, temperature, scribbles=False)
-    assert len(told) == STEPS and len({tuple(ids) for ids in told}) > 1
+    assert len(told) == STEPS and len({tuple(step) for step in told}) > 1
+    assert {len(step) for step in told} == {4 if temperature else 1}
     assert launched(executor, temperature, scribbles=True) == told
+
+
+def test_what_the_host_has_is_a_copy() -> None:
+    device = Device.resolve("cpu")
+    source = torch.arange(6, dtype=torch.int32)[::2]
+    copied = device.to_host(source)
+    source.fill_(7)
+    assert copied.tolist() == [0, 2, 4] and copied.dtype == np.int32
+    copied.fill(8)
+    assert source.tolist() == [7, 7, 7]
 
 
 def test_counts_that_results_share_cannot_be_written(executor: Any) -> None:

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 def inference(work: Callable[P, T]) -> Callable[P, T]:
-    """`work` in inference mode. Within a call that is in it, nothing is entered again: that takes
-    longer than to see it, and a step is several such calls."""
+    """`work` in inference mode. A call within another does not enter it again: a step is several
+    such calls, and to look is cheaper."""
 
     @wraps(work)
     def run(*args: P.args, **options: P.kwargs) -> T:

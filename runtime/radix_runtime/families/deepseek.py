@@ -7,29 +7,26 @@ from dataclasses import replace
 
 from ..specs import (
     FeedForward,
-    GroupedRouter,
     GroupedSoftmaxRouter,
     Layer,
     Mla,
-    Mlp,
     ModelSpec,
     Moe,
     RmsNorm,
     Rope,
-    Router,
-    SharedExpert,
 )
 from .checks import require
 from .family import Family
-from .keys import DecoderKeys, Size
+from .keys import Size
 from .names import Rename, Rule, drop_layers
+from .routed import RoutedKeys
 
 _LATENT_EPS = 1e-6  # of the norms of latent values, whatever rms_norm_eps is
 _MULTIPLE = 16  # of which the kernels take sizes of latent attention
 _MOST = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
-class LatentKeys(DecoderKeys, kw_only=True, frozen=True):
+class LatentKeys(RoutedKeys, kw_only=True, frozen=True):
     """config.json of models with latent attention and experts. `rope_interleave`: the pairs that
     RoPE turns lie side by side."""
 
@@ -40,15 +37,7 @@ class LatentKeys(DecoderKeys, kw_only=True, frozen=True):
     v_head_dim: Size = 128
     attention_bias: bool = False
     rope_interleave: bool = True
-    n_routed_experts: Size
-    n_shared_experts: Size = 1
-    moe_intermediate_size: Size
-    num_experts_per_tok: Size
-    routed_scaling_factor: float = 1.0
-    first_k_dense_replace: int = 0
     moe_layer_freq: int = 1
-    n_group: Size = 1
-    topk_group: Size = 1
 
     @property
     def head_size(self) -> int:
@@ -79,18 +68,6 @@ class LatentKeys(DecoderKeys, kw_only=True, frozen=True):
             scale=(self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 * _stretched(rope),
             norm=RmsNorm(eps=_LATENT_EPS),
             bias=self.attention_bias,
-        )
-
-    def moe(self, router: Router) -> Moe:
-        """The experts, with those that all tokens share as one."""
-        width = self.moe_intermediate_size
-        shared = Mlp(width=width * self.n_shared_experts, activation=self.activation)
-        return Moe(
-            num_experts=self.n_routed_experts,
-            width=width,
-            router=router,
-            activation=self.activation,
-            shared=SharedExpert(mlp=shared),
         )
 
     def layers(self, feed_forwards: Sequence[FeedForward]) -> ModelSpec:
@@ -140,7 +117,7 @@ def read_v2(keys: DeepseekV2Keys) -> ModelSpec:
         top_k=keys.num_experts_per_tok, scaling=keys.routed_scaling_factor
     )
     if keys.topk_method == "group_limited_greedy":
-        _check_groups(keys)
+        keys.check_groups()
         router = replace(router, num_groups=keys.n_group, top_groups=keys.topk_group)
     return keys.after_dense_layers(keys.moe(router))
 
@@ -165,7 +142,7 @@ def read_v3(keys: DeepseekV3Keys) -> ModelSpec:
     """Experts by their corrected sigmoids within the best groups."""
     require(keys.topk_method == "noaux_tc", f"topk_method {keys.topk_method!r} is not supported")
     require(keys.scoring_func == "sigmoid", f"scoring_func {keys.scoring_func!r} is not supported")
-    return keys.after_dense_layers(keys.moe(_sigmoids(keys, keys.norm_topk_prob)))
+    return keys.after_dense_layers(keys.moe(keys.grouped_sigmoids(is_normed=keys.norm_topk_prob)))
 
 
 class Glm4MoeLiteKeys(LatentKeys, kw_only=True, frozen=True):
@@ -188,7 +165,7 @@ class Glm4MoeLiteKeys(LatentKeys, kw_only=True, frozen=True):
 
 def read_glm4_moe_lite(keys: Glm4MoeLiteKeys) -> ModelSpec:
     """As DeepSeek V3, with a list that says which layers have experts."""
-    moe = keys.moe(_sigmoids(keys, keys.norm_topk_prob))
+    moe = keys.moe(keys.grouped_sigmoids(is_normed=keys.norm_topk_prob))
     if keys.mlp_layer_types is None:
         return keys.after_dense_layers(moe)
     blocks: dict[str, FeedForward] = {"dense": keys.mlp, "sparse": moe}
@@ -197,23 +174,6 @@ def read_glm4_moe_lite(keys: Glm4MoeLiteKeys) -> ModelSpec:
     ) <= {*blocks}
     require(is_valid, f"mlp_layer_types must be {keys.num_hidden_layers} of dense, sparse")
     return keys.layers([blocks[kind] for kind in keys.mlp_layer_types])
-
-
-def _sigmoids(keys: LatentKeys, is_normed: bool) -> GroupedRouter:
-    require(is_normed, "norm_topk_prob false is not supported")
-    _check_groups(keys)
-    return GroupedRouter(
-        top_k=keys.num_experts_per_tok,
-        num_groups=keys.n_group,
-        top_groups=keys.topk_group,
-        scaling=keys.routed_scaling_factor,
-    )
-
-
-def _check_groups(keys: LatentKeys) -> None:
-    groups = keys.n_group
-    is_divided = keys.n_routed_experts % groups == 0 and keys.topk_group <= groups
-    require(is_divided, f"n_group {groups} and topk_group {keys.topk_group} do not fit the experts")
 
 
 def names(keys: LatentKeys) -> Sequence[Rule]:

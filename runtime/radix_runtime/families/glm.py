@@ -2,21 +2,12 @@
 
 from collections.abc import Sequence
 
-from ..specs import (
-    GroupedRouter,
-    HeadNorm,
-    Layer,
-    Mlp,
-    ModelSpec,
-    Moe,
-    Norm,
-    SharedExpert,
-)
-from .checks import require
+from ..specs import HeadNorm, Layer, ModelSpec, Norm
 from .family import Family
 from .fused import gate_up_rules
 from .keys import DecoderKeys, Size
 from .names import Rename, Rule, drop_layers
+from .routed import RoutedKeys
 
 
 class GlmKeys(DecoderKeys, kw_only=True, frozen=True):
@@ -48,42 +39,20 @@ def _model(keys: GlmKeys, post_norm: Norm | None) -> ModelSpec:
     return keys.model([layer] * keys.num_hidden_layers)
 
 
-class Glm4MoeKeys(DecoderKeys, kw_only=True, frozen=True):
+class Glm4MoeKeys(RoutedKeys, kw_only=True, frozen=True):
     """config.json of GLM-4.5 to 4.7."""
 
     rms_norm_eps: float = 1e-5
     partial_rotary_factor: float = 0.5
     attention_bias: bool = False
     use_qk_norm: bool = False
-    n_routed_experts: Size
-    n_shared_experts: Size = 1
-    moe_intermediate_size: Size
-    num_experts_per_tok: Size
     first_k_dense_replace: int = 1
-    n_group: Size = 1
-    topk_group: Size = 1
     norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
 
 
 def read_glm4_moe(keys: Glm4MoeKeys) -> ModelSpec:
     """The first layers are dense, the others have experts, of which one is shared."""
-    require(keys.norm_topk_prob, "norm_topk_prob false is not supported")
-    width = keys.moe_intermediate_size
-    moe = Moe(
-        num_experts=keys.n_routed_experts,
-        width=width,
-        router=GroupedRouter(
-            top_k=keys.num_experts_per_tok,
-            num_groups=keys.n_group,
-            top_groups=keys.topk_group,
-            scaling=keys.routed_scaling_factor,
-        ),
-        activation=keys.activation,
-        shared=SharedExpert(
-            mlp=Mlp(width=width * keys.n_shared_experts, activation=keys.activation)
-        ),
-    )
+    moe = keys.moe(keys.grouped_sigmoids(is_normed=keys.norm_topk_prob))
     qk_norm = HeadNorm(norm=keys.norm) if keys.use_qk_norm else None
     mixer = keys.gqa(qkv_bias=keys.attention_bias, qk_norm=qk_norm)
     return keys.model(

@@ -10,7 +10,7 @@ from .names import Rename, Rule, SplitRows, Unstack
 
 
 class GraniteKeys(DecoderKeys, kw_only=True, frozen=True):
-    """config.json of Granite; `mlp_bias` is of the dense models."""
+    """config.json of Granite. Only dense models have an `mlp_bias`."""
 
     attention_bias: bool = False
     mlp_bias: bool = False

@@ -43,7 +43,7 @@ def olmoe(file: GgufFile, metadata: Metadata) -> GgufModel:
 
 
 def dots1(file: GgufFile, metadata: Metadata) -> GgufModel:
-    """dots.llm1, whose files do not say that some layers have a window: no published model's do."""
+    """dots.llm1. GGUF has no key for its windows; no published model has any."""
     _require_sigmoid(file, metadata)
     return describe(
         file,
@@ -52,12 +52,8 @@ def dots1(file: GgufFile, metadata: Metadata) -> GgufModel:
         names.pre_norm_names(),
         max_window_layers=metadata.size("block_count"),
         attention_bias=file.has_tensor("blk.0.attn_q.bias"),
-        n_routed_experts=metadata.size("expert_count"),
         n_shared_experts=metadata.size("expert_shared_count", 1),
-        moe_intermediate_size=metadata.size("expert_feed_forward_length"),
-        num_experts_per_tok=metadata.size("expert_used_count"),
-        first_k_dense_replace=metadata.count("leading_dense_block_count", 0),
-        routed_scaling_factor=metadata.number("expert_weights_scale", 1.0),
+        **_routed_experts(metadata),
         **_sigmoid_routing(metadata),
     )
 
@@ -75,12 +71,8 @@ def glm4moe(file: GgufFile, metadata: Metadata) -> GgufModel:
         num_nextn_predict_layers=drafts,
         attention_bias=file.has_tensor("blk.0.attn_q.bias"),
         use_qk_norm=file.has_tensor("blk.0.attn_q_norm.weight"),
-        n_routed_experts=metadata.size("expert_count"),
         n_shared_experts=metadata.size("expert_shared_count", 1),
-        moe_intermediate_size=metadata.size("expert_feed_forward_length"),
-        num_experts_per_tok=metadata.size("expert_used_count"),
-        first_k_dense_replace=metadata.count("leading_dense_block_count", 0),
-        routed_scaling_factor=metadata.number("expert_weights_scale", 1.0),
+        **_routed_experts(metadata),
         **_sigmoid_routing(metadata),
     )
 
@@ -109,13 +101,9 @@ def deepseek2(file: GgufFile, metadata: Metadata) -> GgufModel:
         qk_rope_head_dim=rope_dim,
         qk_nope_head_dim=key_dim - rope_dim,
         v_head_dim=value_dim,
-        n_routed_experts=metadata.size("expert_count"),
         n_shared_experts=metadata.size("expert_shared_count"),
-        moe_intermediate_size=metadata.size("expert_feed_forward_length"),
-        num_experts_per_tok=metadata.size("expert_used_count"),
-        first_k_dense_replace=metadata.count("leading_dense_block_count", 0),
-        routed_scaling_factor=metadata.number("expert_weights_scale", 1.0),
         rope_scaling=_latent_scaling(file, metadata),
+        **_routed_experts(metadata),
         **routing,
     )
 
@@ -161,6 +149,17 @@ def gpt_oss(file: GgufFile, metadata: Metadata) -> GgufModel:
         layer_types=layer_types_of(metadata),
         rope_scaling=scaling or {"rope_type": "default"},
     )
+
+
+def _routed_experts(metadata: Metadata) -> dict[str, Any]:
+    """Of models that share experts too."""
+    return {
+        "n_routed_experts": metadata.size("expert_count"),
+        "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
+        "num_experts_per_tok": metadata.size("expert_used_count"),
+        "first_k_dense_replace": metadata.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+    }
 
 
 def _sigmoid_routing(metadata: Metadata) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class PageTable:
         """Every element is `page` at first."""
         self.pages = torch.full(shape, page, dtype=torch.int32, device=device.torch_device)
 
-    def changes(self, rows: np.ndarray, index: np.ndarray, pages: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray, index: np.ndarray, pages: np.ndarray) -> np.ndarray:
         """What must be uploaded and given to `apply` so that the table has `pages[i]` at `[rows[i],
         index[i]]`; all int32. int32 [2, C]: element of the flat table, page. Of an element that is
         named twice the last page: a device scatter promises no order."""
@@ -32,14 +32,14 @@ class PageTable:
 
 
 class HostPageTable(PageTable):
-    """One in host memory. `changes` makes them, and leaves nothing to upload: the thread that calls
-    it runs the steps too, so none reads the table meanwhile."""
+    """One in host memory. `take` writes the pages, and leaves nothing to upload: the thread that
+    calls it runs the steps too, so none reads the table meanwhile."""
 
     def __init__(self, device: Device, shape: tuple[int, int], page: int) -> None:
         super().__init__(device, shape, page)
         self._array = self.pages.numpy()  # the same memory
 
-    def changes(self, rows: np.ndarray, index: np.ndarray, pages: np.ndarray) -> np.ndarray:
+    def take(self, rows: np.ndarray, index: np.ndarray, pages: np.ndarray) -> np.ndarray:
         if len(pages):
             self._array[rows, index] = pages  # one after the other, so that the last one counts
         return _NO_CHANGES
