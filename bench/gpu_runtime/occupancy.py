@@ -99,14 +99,14 @@ class FullLoad:
         self._count = max(1, rows // 2)
         self._lap = lap
         self._begun = 0  # calls
-        self.laps: list[float] = []  # when each began, on time.perf_counter's clock
+        self.laps: list[float] = []  # when each began, on time.monotonic's clock
         self.finished = 0  # calls
         self._calls = [self._call() for _ in range(_OPEN_CALLS)]
 
     def _call(self) -> Iterator[Any]:
         if self._lap is not None and self._begun % self._lap == 0:
             self._rng = random.Random(self._seed)
-            self.laps.append(time.perf_counter())
+            self.laps.append(time.monotonic())
         self._begun += 1
         vocabulary = self._engine.config.vocab_size
         prompts, params = requests(self._rng, self._heads, self._count, self._context, vocabulary)

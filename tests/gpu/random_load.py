@@ -25,7 +25,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import Queue
@@ -37,6 +37,8 @@ import torch
 
 from bench.gpu_runtime.occupancy import FullLoad
 from radix_runtime import Engine, SamplingParams
+from radix_runtime.scheduler.step_log import StepLog
+from radix_runtime.step_times import StepTimes
 
 _MOST_OPEN = 24  # calls
 _MIB = 1 << 20
@@ -164,25 +166,40 @@ def run_random(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def step_times(engine: Engine) -> list[float]:
-    """Grows by the time of each step that the engine launches from now on."""
-    executor: Any = engine.executor
-    launch = executor.launch
-    times: list[float] = []
+class StepRecord(StepLog):
+    """Keeps the times of all steps."""
 
-    def timed(*args: Any, **options: Any) -> Any:
-        times.append(time.perf_counter())
-        return launch(*args, **options)
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[StepTimes] = []
 
-    executor.launch = timed
-    return times
+    def add(self, times: StepTimes) -> None:
+        self.steps.append(times)
 
 
-def p99_ms(times: list[float], begin: float, end: float) -> float:
-    """Of the periods between steps in a span of time."""
-    inside = [t for t in times if begin <= t < end]
-    periods = sorted(b - a for a, b in pairwise(inside))
-    return 1e3 * periods[int(0.99 * (len(periods) - 1))] if periods else 0.0
+def p99_ms(seconds: Iterable[float]) -> float:
+    """0 of none."""
+    ordered = sorted(seconds)
+    return 1e3 * ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+
+
+@dataclass(frozen=True)
+class Minute:
+    """p99 of its steps in milliseconds: of the periods between their launches, and of what the
+    device took for each, which tells whether the host made the difference."""
+
+    period: float
+    device: float
+
+    @classmethod
+    def of(cls, steps: list[StepTimes], span: tuple[float, float]) -> Minute:
+        """The steps that were launched in a span of time."""
+        begin, end = span
+        inside = [step for step in steps if begin <= step.launched < end]
+        return cls(
+            period=p99_ms(b.launched - a.launched for a, b in pairwise(inside)),
+            device=p99_ms(step.device_end - step.device_start for step in inside),
+        )
 
 
 def minutes(laps: list[float], seconds: float) -> list[tuple[float, float]]:
@@ -210,23 +227,24 @@ class Run:
 
     number: int  # -1: the one that warms up
     steps: int
-    p99_ms: list[float]  # of the periods between steps, in each minute; [] where it was too short
+    minutes: list[Minute]  # none where it was too short
     gpu_bytes: int  # in use by anybody, once no engine has work
 
     def line(self) -> str:
         """For people."""
-        periods = " ".join(f"{period:.2f}" for period in self.p99_ms)
+        periods = " ".join(f"{minute.period:.2f}" for minute in self.minutes)
+        device = " ".join(f"{minute.device:.2f}" for minute in self.minutes)
         return (
             f"run {self.number}: {self.steps} steps, {self.gpu_bytes / _MIB:.1f} MiB, "
-            f"p99 of each minute in ms: {periods or 'too short'}"
+            f"p99 of each minute in ms: {periods or 'too short'} (of the device: {device})"
         )
 
     def wrong(self) -> str | None:
         """What is wrong with its periods."""
-        if len(self.p99_ms) < 2:
+        if len(self.minutes) < 2:
             return f"run {self.number} is too short to compare its first minute with its last"
-        first = self.p99_ms[0]
-        last = self.p99_ms[-1]
+        first = self.minutes[0].period
+        last = self.minutes[-1].period
         if last > _SLOWER * first:
             return f"run {self.number}: p99 {first:.2f}, then {last:.2f} ms"
         return None
@@ -244,10 +262,12 @@ def load_runs(args: argparse.Namespace, idle: Callable[[], object]) -> list[Run]
         max_running_requests=args.rows,
         max_total_tokens=args.max_total_tokens,
     ) as engine:
-        times = step_times(engine)
+        record = StepRecord()
+        scheduler: Any = engine._scheduler
+        scheduler.step_log = record
         for number in range(-1, args.runs):
             seconds = args.seconds if number >= 0 else warm_up
-            times.clear()
+            record.steps.clear()
             idle()
             load = FullLoad(
                 engine,
@@ -264,8 +284,12 @@ def load_runs(args: argparse.Namespace, idle: Callable[[], object]) -> list[Run]
             held = gpu_bytes(engine)
             idle()
             spans = minutes(load.laps, min(60.0, seconds / 3))
-            periods = [p99_ms(times, *span) for span in spans]
-            run = Run(number=number, steps=len(times), p99_ms=periods, gpu_bytes=held)
+            run = Run(
+                number=number,
+                steps=len(record.steps),
+                minutes=[Minute.of(record.steps, span) for span in spans],
+                gpu_bytes=held,
+            )
             print(run.line(), flush=True)
             runs.append(run)
     return runs

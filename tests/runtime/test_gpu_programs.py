@@ -21,8 +21,9 @@ from radix_runtime import Engine, ops
 from radix_runtime.layers.moe import Experts
 from radix_runtime.model_config import ModelConfig
 from radix_runtime.quantization.base import ExpertTerms
+from radix_runtime.step_times import StepTimes
 from tests.gpu import family_tokens, gpt_oss_tokens, toggle_tokens
-from tests.gpu.random_load import RandomCalls, Run, minutes, p99_ms
+from tests.gpu.random_load import Minute, RandomCalls, Run, minutes
 from tests.runtime.tiny_config import config_folder
 
 pytestmark = pytest.mark.serial
@@ -98,11 +99,30 @@ def test_engines_that_die(tiny: Path) -> None:
     assert "--max-total-tokens" in found.stderr
 
 
-def test_p99() -> None:
-    times = [0.0, 1.0, 2.0, 4.0, 100.0]
-    assert p99_ms(times, 0, 5) == 1000.0  # of three periods the second largest
-    assert p99_ms(times, 3, 200) == 96000.0
-    assert p99_ms(times, 200, 300) == 0.0
+def step(launched: float, device: float) -> StepTimes:
+    """One that begins on the device when it is launched."""
+    return StepTimes(
+        step_id=0,
+        num_decode=1,
+        num_chunks=0,
+        num_tokens=1,
+        planned=launched,
+        launched=launched,
+        queued=launched,
+        awaited=launched,
+        completed=launched + device,
+        accepted=launched + device,
+        device_start=launched,
+        device_end=launched + device,
+    )
+
+
+def test_p99_of_a_minute() -> None:
+    steps = [step(0, 5), step(1, 0.25), step(2, 0.5), step(4, 0.75), step(100, 9)]
+    # Of three periods the second largest, of four steps the third largest.
+    assert Minute.of(steps, (0, 5)) == Minute(period=1000.0, device=750.0)
+    assert Minute.of(steps, (3, 200)) == Minute(period=96000.0, device=750.0)
+    assert Minute.of(steps, (200, 300)) == Minute(period=0.0, device=0.0)
 
 
 def test_minutes_are_whole_laps() -> None:
@@ -124,7 +144,8 @@ def test_minutes_are_whole_laps() -> None:
     ],
 )
 def test_faults_of_a_run(periods: list[float], fault: str | None) -> None:
-    run = Run(number=3, steps=1000, p99_ms=periods, gpu_bytes=0)
+    found = [Minute(period=period, device=1) for period in periods]
+    run = Run(number=3, steps=1000, minutes=found, gpu_bytes=0)
     assert run.wrong() == fault
 
 
