@@ -45,6 +45,32 @@ void get(Wave& w, const Operand& from, unsigned lane, uint8_t* data, Shape shape
   }
 }
 
+// Between a lane's registers and memory in which other GPUs may be at the same words. Aligned ones of 64 bits are read
+// and written whole, as on the chip, where an atomic access of 64 bits is no other instruction.
+template <unsigned bytes>
+void read_shared(uint8_t* to, const uint8_t* from) {
+  if (bytes % 8 || reinterpret_cast<uintptr_t>(from) % 8) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (unsigned i = 0; i < bytes; i += 8) {
+    const u64 word = __atomic_load_n(reinterpret_cast<const u64*>(from + i), __ATOMIC_RELAXED);
+    std::memcpy(to + i, &word, sizeof word);
+  }
+}
+template <unsigned bytes>
+void write_shared(uint8_t* to, const uint8_t* from) {
+  if (bytes % 8 || reinterpret_cast<uintptr_t>(to) % 8) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (unsigned i = 0; i < bytes; i += 8) {
+    u64 word;
+    std::memcpy(&word, from + i, sizeof word);
+    __atomic_store_n(reinterpret_cast<u64*>(to + i), word, __ATOMIC_RELAXED);
+  }
+}
+
 template <class F>
 inline void each_lane(u64 lanes, F f) {
   for (; lanes; lanes &= lanes - 1) f(static_cast<unsigned>(std::countr_zero(lanes)));
@@ -69,7 +95,9 @@ template <Shape shape>
 void global_load(Wave& w, const Instruction& in) {
   const Addresses addresses(w, in.op[1], in.op[2], in.offset);
   each_lane(w.exec(), [&](unsigned l) {
-    put<shape.bytes>(w, in.op[0], l, w.memory.at(addresses.at[l], shape.bytes, false), shape);
+    uint8_t data[16];
+    read_shared<shape.bytes>(data, w.memory.at(addresses.at[l], shape.bytes, false));
+    put<shape.bytes>(w, in.op[0], l, data, shape);
   });
   w.issued(Wave::Queue::kVector, &in.op[0], (shape.bytes + 3) / 4);
 }
@@ -80,7 +108,7 @@ void global_store(Wave& w, const Instruction& in) {
   each_lane(w.exec(), [&](unsigned l) {
     uint8_t data[16];
     get<shape.bytes>(w, in.op[1], l, data, shape);
-    __builtin_memcpy(w.memory.at(addresses.at[l], shape.bytes, true), data, shape.bytes);
+    write_shared<shape.bytes>(w.memory.at(addresses.at[l], shape.bytes, true), data);
   });
   w.issued(Wave::Queue::kVector, nullptr, 0);
 }
@@ -98,7 +126,8 @@ void flat_load(Wave& w, const Instruction& in) {
     } else if (address >> 48 == kPrivateAperture) {
       put<shape.bytes>(w, in.op[0], l, w.scratch(l, low, shape.bytes), shape);
     } else {
-      put<shape.bytes>(w, in.op[0], l, w.memory.at(address, shape.bytes, false), shape);
+      read_shared<shape.bytes>(data, w.memory.at(address, shape.bytes, false));
+      put<shape.bytes>(w, in.op[0], l, data, shape);
     }
   });
   w.issued(Wave::Queue::kVector, &in.op[0], (shape.bytes + 3) / 4);
@@ -118,7 +147,7 @@ void flat_store(Wave& w, const Instruction& in) {
     else if (address >> 48 == kPrivateAperture)
       std::memcpy(w.scratch(l, low, shape.bytes), data, shape.bytes);
     else
-      std::memcpy(w.memory.at(address, shape.bytes, true), data, shape.bytes);
+      write_shared<shape.bytes>(w.memory.at(address, shape.bytes, true), data);
   });
   w.issued(Wave::Queue::kVector, nullptr, 0);
   w.issued(Wave::Queue::kLds, nullptr, 0);
