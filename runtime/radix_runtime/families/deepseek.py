@@ -18,8 +18,7 @@ from ..specs import (
 from .checks import require
 from .family import Family
 from .keys import Size
-from .names import Rename, Rule, drop_layers
-from .routed import RoutedKeys
+from .routed import RoutedKeys, drafting_names
 
 _LATENT_EPS = 1e-6  # of the norms of latent values, whatever rms_norm_eps is
 _MULTIPLE = 16  # of which the kernels take sizes of latent attention
@@ -78,8 +77,7 @@ class LatentKeys(RoutedKeys, kw_only=True, frozen=True):
     def after_dense_layers(self, moe: Moe) -> ModelSpec:
         """The model whose first layers are dense. Raises ConfigError."""
         require(self.moe_layer_freq == 1, f"moe_layer_freq {self.moe_layer_freq} is not supported")
-        dense = min(self.first_k_dense_replace, self.num_hidden_layers)
-        return self.layers([self.mlp] * dense + [moe] * (self.num_hidden_layers - dense))
+        return self.layers(self.feed_forwards(moe))
 
 
 def _stretched(rope: Rope) -> float:
@@ -176,18 +174,12 @@ def read_glm4_moe_lite(keys: Glm4MoeLiteKeys) -> ModelSpec:
     return keys.layers([blocks[kind] for kind in keys.mlp_layer_types])
 
 
-def names(keys: LatentKeys) -> Sequence[Rule]:
-    """Behind the last layer stands the one that predicts a second token; it is not run."""
-    return (
-        drop_layers(keys.num_hidden_layers, 1),
-        Rename(r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
-    )
-
-
 _IGNORED = frozenset({
     "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim",
     "seq_aux",
 })  # fmt: skip
-DEEPSEEK_V2 = Family(keys=DeepseekV2Keys, read=read_v2, names=names, ignored=_IGNORED)
-DEEPSEEK_V3 = Family(keys=DeepseekV3Keys, read=read_v3, names=names, ignored=_IGNORED)
-GLM4_MOE_LITE = Family(keys=Glm4MoeLiteKeys, read=read_glm4_moe_lite, names=names, ignored=_IGNORED)
+DEEPSEEK_V2 = Family(keys=DeepseekV2Keys, read=read_v2, names=drafting_names, ignored=_IGNORED)
+DEEPSEEK_V3 = Family(keys=DeepseekV3Keys, read=read_v3, names=drafting_names, ignored=_IGNORED)
+GLM4_MOE_LITE = Family(
+    keys=Glm4MoeLiteKeys, read=read_glm4_moe_lite, names=drafting_names, ignored=_IGNORED
+)

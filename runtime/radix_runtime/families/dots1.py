@@ -6,8 +6,8 @@ from ..specs import HeadNorm, Layer, ModelSpec
 from .checks import require
 from .family import Family
 from .keys import Size, windows_of_types
-from .names import Rename, Rule
-from .routed import RoutedKeys
+from .names import Rule
+from .routed import SHARED_NAMES, RoutedKeys
 
 
 class Dots1Keys(RoutedKeys, kw_only=True, frozen=True):
@@ -47,10 +47,10 @@ def read(keys: Dots1Keys) -> ModelSpec:
     return keys.model(
         Layer(
             mixer=keys.gqa(rope=rope, window=window, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm),
-            feed_forward=keys.mlp if i < keys.first_k_dense_replace else moe,
+            feed_forward=feed_forward,
             pre_norm=keys.norm,
         )
-        for i, window in enumerate(keys.windows)
+        for window, feed_forward in zip(keys.windows, keys.feed_forwards(moe), strict=True)
     )
 
 
@@ -63,7 +63,7 @@ def _check_routing(keys: Dots1Keys) -> None:
 
 def names(keys: Dots1Keys) -> Sequence[Rule]:
     """The shared experts are one."""
-    return (Rename(r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),)
+    return (SHARED_NAMES,)
 
 
 DOTS1 = Family(keys=Dots1Keys, read=read, names=names, ignored=frozenset({"use_sliding_window"}))

@@ -1,13 +1,10 @@
 """GLM-4 of 2024 and of 2025, dense; GLM-4.5 to 4.7, with experts."""
 
-from collections.abc import Sequence
-
 from ..specs import HeadNorm, Layer, ModelSpec, Norm
 from .family import Family
 from .fused import gate_up_rules
 from .keys import DecoderKeys, Size
-from .names import Rename, Rule, drop_layers
-from .routed import RoutedKeys
+from .routed import RoutedKeys, drafting_names
 
 
 class GlmKeys(DecoderKeys, kw_only=True, frozen=True):
@@ -56,20 +53,8 @@ def read_glm4_moe(keys: Glm4MoeKeys) -> ModelSpec:
     qk_norm = HeadNorm(norm=keys.norm) if keys.use_qk_norm else None
     mixer = keys.gqa(qkv_bias=keys.attention_bias, qk_norm=qk_norm)
     return keys.model(
-        Layer(
-            mixer=mixer,
-            feed_forward=keys.mlp if i < keys.first_k_dense_replace else moe,
-            pre_norm=keys.norm,
-        )
-        for i in range(keys.num_hidden_layers)
-    )
-
-
-def glm4_moe_names(keys: Glm4MoeKeys) -> Sequence[Rule]:
-    """Behind the last layer stands the one that predicts a second token; it is not run."""
-    return (
-        drop_layers(keys.num_hidden_layers, 1),
-        Rename(r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
+        Layer(mixer=mixer, feed_forward=feed_forward, pre_norm=keys.norm)
+        for feed_forward in keys.feed_forwards(moe)
     )
 
 
@@ -78,6 +63,6 @@ GLM4 = Family(keys=GlmKeys, read=read_glm4, names=gate_up_rules)
 GLM4_MOE = Family(
     keys=Glm4MoeKeys,
     read=read_glm4_moe,
-    names=glm4_moe_names,
+    names=drafting_names,
     ignored=frozenset({"num_mtp_layers", "num_nextn_predict_layers"}),
 )

@@ -1,9 +1,14 @@
 """Models in which some experts are chosen for a token and others are shared by all, as DeepSeek's
-are: their keys in config.json."""
+are: their keys in config.json, and the names of their tensors."""
 
-from ..specs import GroupedRouter, Mlp, Moe, Router, SharedExpert
+from collections.abc import Sequence
+
+from ..specs import FeedForward, GroupedRouter, Mlp, Moe, Router, SharedExpert
 from .checks import require
 from .keys import DecoderKeys, Size
+from .names import Rename, Rule, drop_layers
+
+SHARED_NAMES = Rename(r"\.mlp\.shared_experts\.", ".mlp.shared_expert.")  # they are one
 
 
 class RoutedKeys(DecoderKeys, kw_only=True, frozen=True):
@@ -30,6 +35,13 @@ class RoutedKeys(DecoderKeys, kw_only=True, frozen=True):
             shared=SharedExpert(mlp=shared),
         )
 
+    def feed_forwards(self, moe: Moe) -> list[FeedForward]:
+        """Of each layer: the first ones are dense, the others have the experts."""
+        return [
+            self.mlp if index < self.first_k_dense_replace else moe
+            for index in range(self.num_hidden_layers)
+        ]
+
     def grouped_sigmoids(self, *, is_normed: bool) -> GroupedRouter:
         """The router that chooses by corrected sigmoids within the best groups. `is_normed`: the
         weights of the chosen add up to 1. Raises ConfigError where they do not."""
@@ -49,3 +61,8 @@ class RoutedKeys(DecoderKeys, kw_only=True, frozen=True):
         require(
             is_divided, f"n_group {groups} and topk_group {self.topk_group} do not fit the experts"
         )
+
+
+def drafting_names(keys: RoutedKeys) -> Sequence[Rule]:
+    """Behind the last layer stands the one that predicts a second token; it is not run."""
+    return (drop_layers(keys.num_hidden_layers, 1), SHARED_NAMES)

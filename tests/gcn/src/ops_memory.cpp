@@ -48,25 +48,13 @@ void get(Wave& w, const Operand& from, unsigned lane, uint8_t* data, Shape shape
 // Between a lane's registers and memory in which other GPUs may be at the same words. Aligned ones of 64 bits are read
 // and written whole, as on the chip, where an atomic access of 64 bits is no other instruction.
 template <unsigned bytes>
-void read_shared(uint8_t* to, const uint8_t* from) {
-  if (bytes % 8 || reinterpret_cast<uintptr_t>(from) % 8) {
+void copy_shared(uint8_t* to, const uint8_t* from) {
+  if (bytes % 8 || (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 8) {
     std::memcpy(to, from, bytes);
     return;
   }
   for (unsigned i = 0; i < bytes; i += 8) {
     const u64 word = __atomic_load_n(reinterpret_cast<const u64*>(from + i), __ATOMIC_RELAXED);
-    std::memcpy(to + i, &word, sizeof word);
-  }
-}
-template <unsigned bytes>
-void write_shared(uint8_t* to, const uint8_t* from) {
-  if (bytes % 8 || reinterpret_cast<uintptr_t>(to) % 8) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
-  for (unsigned i = 0; i < bytes; i += 8) {
-    u64 word;
-    std::memcpy(&word, from + i, sizeof word);
     __atomic_store_n(reinterpret_cast<u64*>(to + i), word, __ATOMIC_RELAXED);
   }
 }
@@ -95,8 +83,8 @@ template <Shape shape>
 void global_load(Wave& w, const Instruction& in) {
   const Addresses addresses(w, in.op[1], in.op[2], in.offset);
   each_lane(w.exec(), [&](unsigned l) {
-    uint8_t data[16];
-    read_shared<shape.bytes>(data, w.memory.at(addresses.at[l], shape.bytes, false));
+    alignas(8) uint8_t data[16];
+    copy_shared<shape.bytes>(data, w.memory.at(addresses.at[l], shape.bytes, false));
     put<shape.bytes>(w, in.op[0], l, data, shape);
   });
   w.issued(Wave::Queue::kVector, &in.op[0], (shape.bytes + 3) / 4);
@@ -106,9 +94,9 @@ template <Shape shape>
 void global_store(Wave& w, const Instruction& in) {
   const Addresses addresses(w, in.op[0], in.op[2], in.offset);
   each_lane(w.exec(), [&](unsigned l) {
-    uint8_t data[16];
+    alignas(8) uint8_t data[16];
     get<shape.bytes>(w, in.op[1], l, data, shape);
-    write_shared<shape.bytes>(w.memory.at(addresses.at[l], shape.bytes, true), data);
+    copy_shared<shape.bytes>(w.memory.at(addresses.at[l], shape.bytes, true), data);
   });
   w.issued(Wave::Queue::kVector, nullptr, 0);
 }
@@ -119,14 +107,14 @@ void flat_load(Wave& w, const Instruction& in) {
   each_lane(w.exec(), [&](unsigned l) {
     const u64 address = addresses.at[l];
     const auto low = static_cast<u32>(address);
-    uint8_t data[16];
+    alignas(8) uint8_t data[16];
     if (address >> 48 == kSharedAperture) {
       w.block.lds.load(low, data, shape.bytes, w.number);
       put<shape.bytes>(w, in.op[0], l, data, shape);
     } else if (address >> 48 == kPrivateAperture) {
       put<shape.bytes>(w, in.op[0], l, w.scratch(l, low, shape.bytes), shape);
     } else {
-      read_shared<shape.bytes>(data, w.memory.at(address, shape.bytes, false));
+      copy_shared<shape.bytes>(data, w.memory.at(address, shape.bytes, false));
       put<shape.bytes>(w, in.op[0], l, data, shape);
     }
   });
@@ -140,14 +128,14 @@ void flat_store(Wave& w, const Instruction& in) {
   each_lane(w.exec(), [&](unsigned l) {
     const u64 address = addresses.at[l];
     const auto low = static_cast<u32>(address);
-    uint8_t data[16];
+    alignas(8) uint8_t data[16];
     get<shape.bytes>(w, in.op[1], l, data, shape);
     if (address >> 48 == kSharedAperture)
       w.block.lds.store(low, data, shape.bytes, w.number);
     else if (address >> 48 == kPrivateAperture)
       std::memcpy(w.scratch(l, low, shape.bytes), data, shape.bytes);
     else
-      write_shared<shape.bytes>(w.memory.at(address, shape.bytes, true), data);
+      copy_shared<shape.bytes>(w.memory.at(address, shape.bytes, true), data);
   });
   w.issued(Wave::Queue::kVector, nullptr, 0);
   w.issued(Wave::Queue::kLds, nullptr, 0);
