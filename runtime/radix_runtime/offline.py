@@ -18,6 +18,7 @@ import numpy as np
 from .config import SECRETS, ServerArgs
 from .engine.device_defaults import with_device_defaults
 from .engine.facts import resolved_settings
+from .errors import ConfigError
 from .offline_chat import ChatBuilder, Conversations
 from .offline_loop import Call, EngineLoop, Output
 from .offline_requests import (
@@ -28,6 +29,7 @@ from .offline_requests import (
     RequestBuilder,
     are_ids,
 )
+from .offline_settings import settings_of
 from .prepare import prepare_model
 from .progress import progress_bar
 from .sampling_params import SamplingParams
@@ -39,8 +41,9 @@ from .text.tokenizer import Tokenizer, check_vocabulary, has_tokenizer, load_tok
 
 class Engine(EngineLoop, AbstractContextManager["Engine"]):
     """A loaded model. `model_path` is a directory, a hub name, or None for the embedded demo model;
-    keyword arguments are the fields of ServerArgs (unknown ones raise TypeError). `tokenizer` may
-    replace the model's; a model without one takes `input_ids` only and gives no text.
+    keyword arguments are the fields of ServerArgs, also under their flags' other spellings (unknown
+    ones raise TypeError). `tokenizer` may replace the model's; a model without one takes
+    `input_ids` only and gives no text.
 
         with Engine("path/to/model", page_size=16) as engine:
             engine.generate("Hello", {"temperature": 0})["text"]
@@ -59,7 +62,11 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         **server_args: Any,
     ) -> None:
         # Nobody else waits behind an offline batch: its queue is as long as the batch.
-        args = ServerArgs(model_path=None if model_path is None else str(model_path), **server_args)
+        if isinstance(tokenizer, str | Path):
+            raise ConfigError("tokenizer is a Tokenizer; a path is tokenizer_path")
+        if model_path is not None:
+            server_args = {"model_path": model_path, **server_args}
+        args = settings_of(server_args)
         args.validate()
         args, self.config, _ = prepare_model(args)
         args = with_device_defaults(args)

@@ -99,10 +99,10 @@ class ChatBuilder:
         return values
 
     def constraint(
-        self, chat: Chat, prompt: ChatPrompt, given: Constraint | None
+        self, chat: Chat, prompt: ChatPrompt, given: Constraint | None, params: SamplingParams
     ) -> Constraint | None:
         """What the answer to a prompt must look like: see AnswerFormat. Raises RequestError."""
-        return self._format.constraint(prompt.end, chat.tools, given)
+        return self._format.constraint(prompt.end, chat.tools, given, ignore_eos=params.ignore_eos)
 
     def answers(self, chat: Chat, requests: Sequence[Generate], field: str) -> "ChatAnswers":
         """The messages of the answers to `requests`, which are those of the conversations; `field`

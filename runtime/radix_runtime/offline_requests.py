@@ -1,5 +1,6 @@
 """What the callers of `Engine` give, as requests of the scheduler."""
 
+import difflib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from .messages import Generate, pack_ids
 from .sampling_params import Limits, SamplingParams
 from .text.tokenizer import Tokenizer
 
-Prompts = str | Sequence[str]
-Constrain = Callable[[Constraint | None], Constraint | None]
+Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
+Constrain = Callable[[Constraint | None, SamplingParams], Constraint | None]
 InputIds = Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -93,15 +94,24 @@ class RequestBuilder:
         """The token ids of every prompt, and whether a single one was given."""
         if (prompt is None) == (input_ids is None):
             raise ValueError("pass either prompt or input_ids")
-        if isinstance(prompt, str):
-            return [self.ids(prompt)], True
         if prompt is not None:
-            return [self.ids(text) for text in prompt], False
+            if isinstance(prompt, str):
+                return [self.ids(prompt)], True
+            _require_list("prompt", prompt)
+            if are_ids(prompt):
+                return [self.ids(prompt)], True
+            for number, item in enumerate(prompt):
+                if not isinstance(item, str):
+                    _require_list(f"prompt {number}", item)
+            return [self.ids(item) for item in prompt], False
         given: Any = input_ids
-        if any(isinstance(item, str) for item in (given, *given)):
+        _require_list("input_ids", given)
+        if any(isinstance(item, str) for item in given):
             raise ValueError("input_ids are token ids; texts are prompts")
         if len(given) == 0 or are_ids(given):
             return [self.ids(given)], True
+        for number, item in enumerate(given):
+            _require_list(f"input_ids {number}", item)
         return [self.ids(ids) for ids in given], False
 
     def ids(self, text: Any, add_special_tokens: bool = True) -> list[int]:
@@ -135,11 +145,11 @@ class RequestBuilder:
         constrain: Constrain | None = None,
     ) -> Generate:
         """One request, within the engine's limits. `constrain` gives the constraint that the answer
-        is to follow, from that of the parameters."""
+        is to follow, from that of the parameters and these."""
         params, constraint, clip = self._to_sampling_params(given)
         try:
             if constrain is not None:
-                constraint = constrain(constraint)
+                constraint = constrain(constraint, params)
             params = self._limits.admit(ids, params, param="prompt", names={}, clip=clip)
         except RequestError as error:
             raise ValueError(error.message) from None
@@ -175,17 +185,23 @@ class RequestBuilder:
     ) -> tuple[SamplingParams, Constraint | None, bool]:
         """The parameters, what the answer must look like, and whether `max_new_tokens` is a default
         that may be lowered to fit."""
-        if isinstance(given, ConstrainedParams):
-            return given.sampling(), given.constraint(), False
+        is_struct = isinstance(given, SamplingParams)
         if isinstance(given, SamplingParams):
-            return given, None, False
-        values = dict(self._defaults)
-        for name, value in dict(given or {}).items():
+            values = {}
+            known = {name: getattr(given, name) for name in given.__struct_fields__}
+        elif given is None or isinstance(given, Mapping):
+            values = dict(self._defaults)
+            known = dict(given or {})
+        else:
+            kind = type(given).__name__
+            raise ValueError(f"sampling_params are a SamplingParams or a dict, not {kind}")
+        for name, value in known.items():
             # None leaves a field out, as null does over HTTP, but is itself a value of this one.
             if value is not None or name == "max_new_tokens":
-                values[name] = value
+                values[name] = plain(value)
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
+        _require_fields(values)
         try:
             params = msgspec.convert(values, ConstrainedParams, str_keys=True)
             constraint = params.constraint()
@@ -193,7 +209,34 @@ class RequestBuilder:
             raise ValueError(f"sampling_params: {error}") from None
         except RequestError as error:
             raise ValueError(error.message) from None
-        return params.sampling(), constraint, "max_new_tokens" not in values
+        return params.sampling(), constraint, not is_struct and "max_new_tokens" not in values
+
+
+def _require_list(what: str, value: Any) -> None:
+    """Raises ValueError for what is neither a sequence nor an array."""
+    if isinstance(value, Mapping | bytes | bytearray | str) or not hasattr(value, "__iter__"):
+        kind = type(value).__name__
+        raise ValueError(f"{what} is of type {kind}; a prompt is a text or token ids (input_ids)")
+
+
+def _require_fields(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for a sampling parameter that there is not."""
+    for name in values:
+        if name not in ConstrainedParams.__struct_fields__:
+            near = difflib.get_close_matches(str(name), ConstrainedParams.__struct_fields__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"sampling_params have no {name}{hint}")
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, also in lists and dicts, as Python's."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {plain(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value
 
 
 def are_ids(value: Any) -> bool:

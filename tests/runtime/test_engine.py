@@ -227,6 +227,19 @@ def test_a_model_without_tokenizer_takes_ids_only(plain):
         ({"input_ids": [5], "sampling_params": {"temperature": -1}}, "temperature must be"),
         ({"input_ids": [5], "sampling_params": {"temperature": math.nan}}, "temperature must be"),
         ({"input_ids": [5], "sampling_params": {"heat": 1}}, "heat"),
+        ({"input_ids": [5], "sampling_params": {"max_tokens": 1}}, "did you mean max_new_tokens"),
+        ({"input_ids": [5], "sampling_params": 5}, "a dict, not int"),
+        ({"input_ids": [5], "sampling_params": "x"}, "a dict, not str"),
+        ({"input_ids": [5], "sampling_params": SamplingParams(seed=1.5)}, "seed"),
+        ({"input_ids": [5], "sampling_params": SamplingParams(max_new_tokens=5.0)}, "max_new"),
+        ({"input_ids": [5], "sampling_params": SamplingParams(logit_bias="a")}, "logit_bias"),
+        ({"input_ids": [5], "sampling_params": SamplingParams(temperature="0")}, "temperature"),
+        ({"input_ids": [5], "sampling_params": SamplingParams(ignore_eos="no")}, "ignore_eos"),
+        ({"prompt": {"prompt_token_ids": [1]}}, r"of type dict; .*\(input_ids\)"),
+        ({"prompt": ["a", {"prompt": "b"}]}, "prompt 1 is of type dict"),
+        ({"prompt": 5}, "of type int"),
+        ({"prompt": b"abc"}, "of type bytes"),
+        ({"input_ids": [[1, 2], 3]}, "input_ids 1 is of type int"),
         ({"input_ids": [5], "sampling_params": {"top_k": "many"}}, "top_k"),
         ({"input_ids": [[5], [6]], "sampling_params": [{}]}, "1 sampling_params for 2 prompts"),
         ({"input_ids": [[5], []]}, "prompt 1: the prompt is empty"),
@@ -247,6 +260,26 @@ def test_bad_requests_are_value_errors_and_hurt_nobody(demo, arguments, message)
     assert len(demo.generate("fine", {"max_new_tokens": 1, "ignore_eos": True})["output_ids"]) == 1
 
 
+def test_parameters_may_be_an_object_or_a_dict(demo):
+    """Also with a text where a list may stand, None and NumPy's numbers."""
+    for stop in (" 7", [" 7"], None):
+        values = {
+            "temperature": 0,
+            "max_new_tokens": np.int64(8),
+            "seed": np.random.default_rng(1).integers(100),
+            "stop": stop,
+            "stop_token_ids": np.array([5]),
+            "ignore_eos": True,
+        }
+        from_dict = demo.generate("What is 3 + 4?", values)
+        from_object = demo.generate("What is 3 + 4?", SamplingParams(**values))
+        assert from_dict["output_ids"] == from_object["output_ids"]
+        assert from_dict["text"] == from_object["text"]
+    ids = demo.tokenizer.encode("What is 3 + 4?")
+    params = {"temperature": 0, "max_new_tokens": 4}
+    assert demo.generate(ids, params)["text"] == demo.generate([ids], params)[0]["text"]
+
+
 def test_a_bad_request_is_refused_before_its_stream_is_read(demo):
     with pytest.raises(ValueError, match="empty"):
         demo.stream(input_ids=[])
@@ -261,12 +294,25 @@ def test_bad_settings():
         Engine(page_size=0)
     with pytest.raises(ConfigError, match="--context-length 999999 exceeds"):
         engine(None, context_length=999999)
+    for name, value in (("max_total_tokens", 100.5), ("disable_radix_cache", "no")):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: expected"):
+            Engine(**{name: value})
+    with pytest.raises(ConfigError, match="a path is tokenizer_path"):
+        Engine(tokenizer="gpt2")
+    with pytest.raises(TypeError, match="context_length was given twice"):
+        Engine(context_length=64, max_model_len=64)
     with pytest.raises(ConfigError, match="there is no directory"):
         Engine("/nowhere/at/all")
     with pytest.raises(ConfigError, match="--max-total-tokens .* MiB are available"):
         engine(None, max_total_tokens=10**10)
     with pytest.raises(ConfigError, match="no memory for a KV cache"):
         engine(None, max_total_tokens=None, mem_fraction_static=1e-6)
+
+
+def test_settings_under_other_names():
+    others = {"tensor_parallel_size": 1, "max_model_len": np.int64(64)}
+    with Engine(max_total_tokens=256, num_threads=1, max_num_seqs=2, **others) as e:
+        assert (e.args.context_length, e.args.max_running_requests) == (64, 2)
 
 
 def test_the_pool_without_a_size():

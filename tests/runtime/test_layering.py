@@ -59,7 +59,7 @@ ORDER = (
     ("engine",),
     ("scheduler",),
     ("prepare", "start_log"),
-    ("offline", "offline_chat", "offline_loop", "offline_requests"),
+    ("offline", "offline_chat", "offline_loop", "offline_requests", "offline_settings"),
     ("processes",),
     ("cli",),
 )

@@ -177,6 +177,34 @@ def test_a_call_that_was_cut_by_length(server: ScriptedServer, client: httpx.Cli
     assert '{"city": "Paris"}'.startswith(arguments)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_markup_of_a_forced_call_that_was_cut_is_no_content(
+    server: ScriptedServer, client: httpx.Client, choice: str
+) -> None:
+    text = call_text("Paris") + "\n" + call_text("Rome")
+    ids = server.tokenizer.encode(text, False)
+    shown = set()
+    for tokens in range(1, len(ids)):
+        server.answers += [text] * 2
+        fields = {"max_tokens": tokens, "tool_choice": choice}
+        answer = client.post(CHAT, json=body(**fields)).json()["choices"][0]
+        message, _ = streamed(client, **fields)
+        assert answer["finish_reason"] == "length"
+        assert (answer["message"]["content"] or "") == message["content"]
+        shown.add(message["content"].strip())
+    assert (shown == {""}) == (choice == "required")
+
+
+def test_a_stop_string_in_arguments_leaves_no_call_to_make(
+    server: ScriptedServer, client: httpx.Client
+) -> None:
+    server.answers += [call_text("Paris")] * 2
+    for stop, reason in (("Paris", "stop"), ("\n</tool_call", "tool_calls")):
+        choice = client.post(CHAT, json=body(stop=stop)).json()["choices"][0]
+        assert (choice["finish_reason"], choice["matched_stop"]) == (reason, stop)
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
 def test_none_and_no_tools_leave_the_text(server: ScriptedServer, client: httpx.Client) -> None:
     """With tool_choice none the model is told of no tools and nothing is taken for a call."""
     server.answers += [call_text("Paris")] * 2

@@ -145,8 +145,31 @@ def test_a_format_begins_behind_the_reasoning(server: ScriptedServer, client: ht
     assert constraint_of(server, client, tools=None, response_format=form, **off).before == ""
     both = constraint_of(server, client, response_format=form)
     assert both.kind == "lark" and "integer" in both.text and "get_weather" in both.text
-    error = client.post(CHAT, json=body(regex="[a-z]+")).json()["error"]
-    assert (error["code"], error["param"]) == ("invalid_combination", "regex")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", _named("get_time")])
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("regex", "[a-z]+", "regex"),
+        ("ebnf", 'root ::= "a"', "ebnf"),
+        ("structured_outputs", {"choice": ["x", "y"]}, "structured_outputs.choice"),
+        ("ignore_eos", True, "ignore_eos"),
+    ],
+)
+def test_what_cannot_go_with_calls(
+    server: ScriptedServer,
+    client: httpx.Client,
+    choice: Any,
+    field: str,
+    value: Any,
+    param: str,
+) -> None:
+    if (choice, field) == ("auto", "ignore_eos"):  # nothing is forced, so it may run on
+        assert constraint_of(server, client, ignore_eos=True) is None
+        return
+    error = client.post(CHAT, json=body(tool_choice=choice, **{field: value})).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_combination", param)
 
 
 def test_parameters_that_cannot_be_kept(client: httpx.Client) -> None:

@@ -88,7 +88,11 @@ async def chat_request(
     if tools is not None or request.constraint is not None:
         # Schemas of a hundred tools take their time.
         request.constraint = await asyncio.to_thread(
-            manager.format.constraint, prompt.end, tools, request.constraint
+            manager.format.constraint,
+            prompt.end,
+            tools,
+            request.constraint,
+            ignore_eos=request.sampling.ignore_eos,
         )
     if budget is not None and budget < (request.sampling.max_new_tokens or 0):
         request.constraint = manager.format.budgeted(

@@ -137,7 +137,10 @@ class ChatAnswer(OpenAIAnswer):
     def _finish(self, index: int, delta: TextDelta) -> dict[str, Any]:
         fields = finish_fields(delta.finish)
         if fields["finish_reason"] == "stop" and self._choices[index].has_calls:
-            fields["finish_reason"] = "tool_calls"
+            # A stop string may have cut the last call.
+            is_whole = self._choices[index].message.calls[-1].is_whole
+            if is_whole or not isinstance(fields["matched_stop"], str):
+                fields["finish_reason"] = "tool_calls"
         return fields
 
     def usage_details(self) -> dict[str, Any]:

@@ -115,15 +115,24 @@ class AnswerFormat:
         return sorted(kept)
 
     def constraint(
-        self, prompt: str, use: ToolUse | None, given: Constraint | None
+        self,
+        prompt: str,
+        use: ToolUse | None,
+        given: Constraint | None,
+        *,
+        ignore_eos: bool = False,
     ) -> Constraint | None:
         """What the answer to a prompt must look like: `given` is what the request says beside its
-        tools. With both the answer is one of them. Reasoning comes before, also where it is left in
-        the content. Raises RequestError."""
+        tools. With both the answer is one of them, with tools that must be called it is calls.
+        Reasoning comes before, also where it is left in the content. Raises RequestError, also
+        where the sampling parameter `ignore_eos` contradicts the tools."""
         family = self._reasoning
         start = "content" if family is None else family.start(prompt)
         final = "" if family is None else family.final
         if use is not None and (given is not None or use.mode != "auto" or use.has_strict):
+            if ignore_eos:
+                message = "ignore_eos cannot go with calls that say where the answer ends"
+                raise refusal("invalid_combination", message, "ignore_eos")
             given = Constraint(kind="lark", text=self._calls(use, given, final), param="tools")
             final = ""  # is in the text
         if given is None or family is None or start == "content":
@@ -137,8 +146,9 @@ class AnswerFormat:
         assert self._tool_parser is not None
         markers = self._tool_parser.markers
         grammar = ToolGrammar(form=self._call_form, markers=markers, special_id=self._special_id)
+        schema = None if given is None else _schema_of(given)
         if given is not None and use.mode == "auto":
-            return grammar.required(use, schema=_schema_of(given), final=final)
+            return grammar.required(use, schema=schema, final=final)
         return grammar.required(use) if use.mode == "required" else grammar.strict(use)
 
     def budgeted(
@@ -187,11 +197,13 @@ class AnswerFormat:
             tool_parser = self._tool_parser(tools.schemas)
         if reasoning_parser is None and tool_parser is None:
             return None
+        is_call = tools is not None and tools.mode == "required"
         return AnswerParser(
             reasoning_parser,
             tool_parser,
             is_parallel=tools is None or tools.is_parallel,
             shows_reasoning=shows_reasoning,
+            shows_content=not is_call or (self.has_reasoning and not reasoning),
         )
 
 

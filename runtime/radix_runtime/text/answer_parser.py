@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from .machine import Event, Parser
 from .reasoning import ReasoningParser
 from .tool_parsers.base import ToolParser
@@ -13,7 +15,9 @@ class AnswerParser:
     an id.
 
     `reasoning` and `tools` may be None: then there is none to be found. Not `is_parallel`: of the
-    calls only the first is given. Not `shows_reasoning`: reasoning is left out.
+    calls only the first is given. Not `shows_reasoning`: reasoning is left out. Not
+    `shows_content`: the answer is calls alone, and what is between them, or of one that was cut, is
+    left out.
 
     `in_reasoning`: the text so far ends in reasoning."""
 
@@ -24,11 +28,16 @@ class AnswerParser:
         *,
         is_parallel: bool = True,
         shows_reasoning: bool = True,
+        shows_content: bool = True,
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._is_parallel = is_parallel
-        self._shows_reasoning = shows_reasoning
+        self._hidden = {"markup"}
+        if not shows_reasoning:
+            self._hidden.add("reasoning")
+        if not shows_content:
+            self._hidden.add("content")
         self._calls = 0
         self._pushed = 0
 
@@ -75,8 +84,7 @@ class AnswerParser:
                 assert self._tools is not None
                 event = event._replace(call_id=event.call_id or self._tools.new_id())
             is_of_call = event.kind in ("call", "arguments")
-            is_hidden = event.kind == "reasoning" and not self._shows_reasoning
-            if event.kind == "markup" or is_hidden:
+            if event.kind in self._hidden:
                 continue
             if is_of_call and self._calls > 1 and not self._is_parallel:
                 continue
@@ -109,6 +117,15 @@ class ToolCall:
     def arguments(self) -> str:
         """The arguments so far."""
         return "".join(self._arguments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are JSON."""
+        try:
+            msgspec.json.decode(self.arguments)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return False
+        return True
 
 
 class AnswerMessage:
