@@ -21,7 +21,7 @@ _ORIGIN = r"[a-z][a-z\d+.-]*://[^/,\sA-Z*?#@]+"
 _ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
 # Of a step on a CPU; `engine/device_defaults.py` has those of GPUs.
 _CPU_REQUESTS = 64
-_CPU_STEP_TOKENS = 2048
+_CPU_STEP_TOKENS = 512
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
 _FLOAT_SPELLINGS = {
     "half": "float16",
@@ -92,7 +92,7 @@ class ServerArgs:
     )
     served_model_name: str | None = _model(
         None,
-        "name that clients use; default: the hub name, or the last part of a directory",
+        "name that clients use; default: the hub name, or the last part of a path",
     )
     dtype: str = _model(
         "auto", "compute and weight type", choices=_FLOATS, spellings=_FLOAT_SPELLINGS

@@ -55,10 +55,13 @@ def resolve_model_path(
 
 def served_name(model_path: str | None) -> str:
     """What clients call a model that was given as `model_path`: a hub name as it is, a directory by
-    its last part, and a snapshot in the hub's cache by the name that it has on the hub."""
+    its last part, a GGUF file by its name without the ending, and a snapshot in the hub's cache by
+    the name that it has on the hub."""
     if model_path is None:
         return DEMO_MODEL_NAME
     folder = Path(model_path).expanduser()
+    if folder.suffix == ".gguf" and folder.is_file():
+        return folder.stem
     if not folder.is_dir():
         return model_path
     folder = folder.resolve()

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from .errors import ConfigError
 
@@ -53,7 +54,6 @@ from radix_kernels import (
     ShmCommunicator,
     accept_tokens,
     apply_rope_inplace,
-    capabilities,
     concat_mla_k,
     count_tokens_inplace,
     dequantize_gguf,
@@ -169,6 +169,16 @@ _SPECIAL = {
 }
 
 
+def capabilities() -> dict[str, Any]:
+    """What the wheel says of itself. Raises ConfigError where the instruction set that it was told
+    to use is none, or not this machine's."""
+    try:
+        found: dict[str, Any] = radix_kernels.capabilities()
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"{error}; name another level, or unset RADIX_CPU_ISA") from None
+    return found
+
+
 def has_native(op: str, dtype: str, device_kind: str) -> bool:
     """Whether the wheel has its own kernel of `op` for tensors of `dtype` (float32, bfloat16, ...)
     on cpu, cuda or rocm."""
@@ -179,7 +189,7 @@ def has_native(op: str, dtype: str, device_kind: str) -> bool:
 def check_device(kind: str) -> None:
     """Raises ConfigError when the installed kernels are not for `kind`: cpu, cuda or rocm. A source
     tree without a library runs the reference anywhere."""
-    backend = radix_kernels.capabilities()["backend"]
+    backend = capabilities()["backend"]
     if backend in (None, kind):
         return
     wheel = f"radix-kernels-{backend}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,18 @@ def test_doctor_tells_the_portable_level(here: Run, monkeypatch: pytest.MonkeyPa
         result = here("doctor")
         assert (f"problem: {ops.PORTABLE}" in result.stdout.splitlines()) == told
     assert result.returncode == 78
+
+
+def test_doctor_tells_a_level_that_there_is_not(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> dict[str, Any]:
+        raise ValueError("RADIX_CPU_ISA=foo: expected portable or avx2")
+
+    monkeypatch.setattr(ops.radix_kernels, "capabilities", refused)
+    result = here("doctor")
+    assert result.returncode == 78
+    said = result.stdout.splitlines()
+    assert "problem: RADIX_CPU_ISA=foo: expected portable or avx2" in said
+    assert "    remedy: name another level, or unset RADIX_CPU_ISA" in said
 
 
 @pytest.mark.parametrize(

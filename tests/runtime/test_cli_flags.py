@@ -54,6 +54,8 @@ def test_values_and_aliases() -> None:
     [
         (["--tp-sise", "2"], "did you mean --tp-size?"),
         (["--page-siz=3"], "did you mean --page-size?"),
+        (["--enforce-eager"], "--enforce-eager: see --disable-cuda-graph"),
+        (["--no-enable-prefix-caching"], "see --disable-radix-cache"),
         (["--max-run", "3"], "unknown flag --max-run"),
         (["extra"], "extra"),
         (["--port", "x"], "--port"),

@@ -55,11 +55,11 @@ def test_a_gpu(
 
 def test_a_cpu() -> None:
     args = with_device_defaults(ServerArgs(device="cpu"))
-    assert (args.max_running_requests, args.chunked_prefill_size) == (64, 2048)
+    assert (args.max_running_requests, args.chunked_prefill_size) == (64, 512)
     settings = {"max_running_requests": 2, "max_total_tokens": 256, "num_threads": 1}
     with Engine(device="cpu", **settings) as engine:
         info = engine.get_server_info()
-    assert (info["max_running_requests"], info["chunked_prefill_size"]) == (2, 2048)
+    assert (info["max_running_requests"], info["chunked_prefill_size"]) == (2, 512)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, -2])

@@ -90,6 +90,7 @@ def test_errors_are_problems(here: Run, tmp_path: Path) -> None:
     assert "problem: config.json: architecture ['GPT2LMHeadModel'] is not supported" in done.stdout
     done = here("doctor", str(tmp_path / "absent.gguf"))
     assert done.returncode == EXIT_CONFIG and "there is no file" in done.stdout
+    assert "reinstall" not in done.stdout
     done = here("doctor", config_file(tmp_path, frobnicate=1), "--device", "cpu")
     assert rows(done.stdout)["unknown keys"] == "frobnicate"
 

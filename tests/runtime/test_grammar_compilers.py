@@ -34,6 +34,11 @@ def test_verdicts(compilers: Compilers) -> None:
     with pytest.raises(RequestError) as error:
         bad.result(PATIENCE)
     assert (error.value.status, error.value.code) == (400, "invalid_grammar")
+    assert "look-around" in error.value.message
+    for text in ("root ::= foo", 'x ::= "a"'):
+        with pytest.raises(RequestError, match="rule .*found|not found") as error:
+            compilers.compile(Constraint("ebnf", text)).result(PATIENCE)
+        assert error.value.code == "invalid_grammar"
     # The same question is answered from memory.
     assert compilers.compile(Constraint("regex", "a+", param="regex")) is good
     assert compilers.compile(Constraint("regex", "(?=a)b")) is bad

@@ -225,3 +225,6 @@ def test_the_name_of_a_model_for_its_clients(
     for name in (".", "../llama-8b/", str(tmp_path / "models/llama-8b")):
         assert served_name(name) == "llama-8b"
     assert served_name("/") == "/"
+    (tmp_path / "tiny.Q4_1.gguf").touch()
+    assert served_name(str(tmp_path / "tiny.Q4_1.gguf")) == "tiny.Q4_1"
+    assert served_name("/nowhere/tiny.gguf") == "/nowhere/tiny.gguf"

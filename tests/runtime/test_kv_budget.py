@@ -172,7 +172,12 @@ def folder(tmp_path):
 def test_the_pool_of_a_gpu_leaves_room_for_the_largest_step(folder, monkeypatch):
     monkeypatch.setattr(KvLayout, "page_bytes", 64 * MIB)  # a small model, as if it were large
     runner, steps = run_on(
-        make_gpu(), folder, monkeypatch, lambda s: s[0] * MIB, max_running_requests=8
+        make_gpu(),
+        folder,
+        monkeypatch,
+        lambda s: s[0] * MIB,
+        max_running_requests=8,
+        chunked_prefill_size=2048,
     )
     assert steps == [(2048, 1, 1024), (8, 8, 0)] * 2  # the second pair with the pool there
     assert runner.kv_pool.num_pages == (10 - 4 - 2) * GIB // (64 * MIB)
@@ -208,7 +213,7 @@ def test_a_gpu_without_room_is_told_with_the_flags(fails, folder, monkeypatch):
     with pytest.raises(
         ConfigError,
         match=r"not enough memory on cpu for the largest steps: Tried to allocate 9 GiB; "
-        r"16.00 of 20.00 GiB are free; lower --chunked-prefill-size \(now 2048\) or "
+        r"16.00 of 20.00 GiB are free; lower --chunked-prefill-size \(now 512\) or "
         r"lower --max-running-requests \(now \d+\) or raise --tp-size \(now 1\)",
     ):
         run_on(make_gpu(), folder, monkeypatch, lambda s: 0)

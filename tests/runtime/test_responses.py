@@ -165,6 +165,10 @@ def test_a_response_that_was_cut(server: ScriptedServer, oai: openai.OpenAI) -> 
     answer = oai.responses.create(model=MODEL, input="?", max_output_tokens=3)
     assert answer.status == "incomplete" and answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
+    server.answers.append("One two three four five six seven.")
+    events = oai.responses.create(model=MODEL, input="?", max_output_tokens=3, stream=True)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.status for item in done] == ["incomplete"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ def rmsnorm(input: Array, weight: Array, eps: float = 1e-6, *, out: Array | None
     """`out = input / sqrt(mean(input**2, -1) + eps) * weight`.
 
     input: [..., H] bfloat16, float16 or float32; rows may be strided, the last dimension is
-    contiguous. weight: [H], input's dtype or float32. out: input's shape and dtype, may be input.
-    Computed in float32, rounded once. Returns out.
+    contiguous. weight: [H], input's dtype or float32. out: input's shape and dtype, input
+    itself or apart from it. Computed in float32, rounded once. Returns out.
 
     A NaN or infinity in a row reaches that row only. Rows do not depend on each other.
     Tolerance to the float64 reference: norm 1e-6 (float32), 4.9e-4 (float16), 3.95e-3 (bfloat16),

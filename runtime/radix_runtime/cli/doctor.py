@@ -34,38 +34,51 @@ def run(namespace: argparse.Namespace) -> int:
     console = Console(soft_wrap=True)
     problems: list[Problem] = []
     sections: list[Callable[[], Facts]] = [_packages, _kernels, _machine, _gpu]
+    usual = _REINSTALL
     if namespace.model is not None:
         sections = [partial(doctor_model.model_facts, namespace)]
+        usual = ""  # most are of the model's files, and their messages say all
     if namespace.ops:
         sections.append(_ops)
     for section in sections:
-        rows: list[tuple[str, object]] = []
-        try:
-            for fact in section():
-                if isinstance(fact, Problem):
-                    problems.append(fact)
-                else:
-                    rows.append(fact)
-        except (ConfigError, ImportError) as error:
-            problems.append(_problem_of(error))
-        width = max([_NAME_WIDTH, *(len(name) for name, _ in rows)])
-        for name, value in rows:
-            console.print(f"{name:<{width}} {value}", markup=False, highlight=False)
+        problems += _print_section(console, section, usual)
     for what, remedy in dict.fromkeys(problems):
         console.print(f"problem: {what}", style="bold red", markup=False, highlight=False)
-        console.print(f"    remedy: {remedy}", markup=False, highlight=False)
+        if remedy:
+            console.print(f"    remedy: {remedy}", markup=False, highlight=False)
     if not problems:
         console.print("[green]no problems found[/]")
     return EXIT_CONFIG if problems else 0
 
 
-def _problem_of(error: ConfigError | ImportError) -> Problem:
+def _print_section(console: Console, section: Callable[[], Facts], usual: str) -> list[Problem]:
+    """Prints the facts of a section; its problems. `usual`: see `_problem_of`."""
+    problems: list[Problem] = []
+    rows: list[tuple[str, object]] = []
+    try:
+        for fact in section():
+            if isinstance(fact, Problem):
+                problems.append(fact)
+            else:
+                rows.append(fact)
+    except (ConfigError, ImportError) as error:
+        problems.append(_problem_of(error, usual))
+    width = max([_NAME_WIDTH, *(len(name) for name, _ in rows)])
+    for name, value in rows:
+        console.print(f"{name:<{width}} {value}", markup=False, highlight=False)
+    return problems
+
+
+def _problem_of(error: ConfigError | ImportError, usual: str) -> Problem:
+    """`usual`: the remedy where the message names none."""
     if isinstance(error, ImportError):
         remedy = "pip install torch" if error.name == "torch" else _REINSTALL
         return Problem(f"{error.name} does not load: {error}", remedy)
-    # The kernel wheel does not fit; its message may end with what to do.
+    if not usual:
+        return Problem(str(error), usual)
+    # The message may end with what to do.
     what, *remedies = re.split("[;.] ", str(error), maxsplit=1)
-    return Problem(what, remedies[0] if remedies else _REINSTALL)
+    return Problem(what, remedies[0] if remedies else usual)
 
 
 def _packages() -> Facts:

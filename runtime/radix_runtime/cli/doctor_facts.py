@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """What is wrong with an installation or a model on it, and how to mend it."""
+    """What is wrong with an installation or a model on it, and how to mend it, if `what` does not
+    say."""
 
     what: str
     remedy: str

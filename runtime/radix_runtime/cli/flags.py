@@ -39,6 +39,13 @@ _UNBUILT_FLAGS = {
     "--data-parallel-size": "there is one replica; start several servers",
     "--dp-size": "there is one replica; start several servers",
     "--pipeline-parallel-size": "there is no pipeline parallelism; see --tp-size",
+    "--pp-size": "there is no pipeline parallelism; see --tp-size",
+    "--enforce-eager": "see --disable-cuda-graph",
+    "--generation-config": "see --sampling-defaults",
+    "--no-enable-prefix-caching": "see --disable-radix-cache",
+    "--no-enable-chunked-prefill": "long prompts are always computed in chunks",
+    "--disable-log-requests": "requests are not logged unless --log-requests",
+    "--no-enable-log-requests": "requests are not logged unless --log-requests",
 }
 
 

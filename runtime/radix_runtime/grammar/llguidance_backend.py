@@ -52,7 +52,7 @@ class LlguidanceMatcher:
         """Matcher.error."""
         if not self.matcher.is_error():
             return None
-        return _first_line(self.matcher.get_error())
+        return _summary(self.matcher.get_error())
 
 
 class LlguidanceBackend:
@@ -151,7 +151,7 @@ def _walk(matcher: LLMatcher) -> LLMatcher:
 
 def _refused(message: str, constraint: Constraint, source: Source) -> RequestError:
     """The client's error for one of the library's."""
-    text = _first_line(message)
+    text = _summary(message)
     if constraint.kind in ("json_schema", "json_object"):
         code = "grammar_too_complex" if _TOO_LARGE.search(text) else "unsupported_schema"
         return refusal(code, f"the schema cannot be kept: {text}", source.place_of(message))
@@ -159,6 +159,11 @@ def _refused(message: str, constraint: Constraint, source: Source) -> RequestErr
     return refusal(code, f"the grammar is refused: {text}")
 
 
-def _first_line(message: str) -> str:
+def _summary(message: str) -> str:
+    """The first line of a message of the library's, and of a parser of regexes the reason, which
+    stands in another."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return (lines[0] if lines else "unknown error")[:_MAX_MESSAGE]
+    if not lines:
+        return "unknown error"
+    reasons = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
+    return " ".join([lines[0], *reasons[:1]])[:_MAX_MESSAGE]

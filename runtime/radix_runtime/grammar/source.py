@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ..constraint import Constraint
 from ..errors import refusal
@@ -120,7 +120,7 @@ def _lark(constraint: Constraint) -> str:
         return constraint.text
     try:
         return str(gbnf_to_lark(constraint.text))
-    except (GbnfToLarkError, ValueError, IndexError, KeyError, RecursionError) as error:
+    except Exception as error:  # of a rule that is not there the converter raises a bare one
         message = f"not a grammar in GBNF: {error or type(error).__name__}"
         raise refusal("invalid_grammar", message[:200]) from None
 

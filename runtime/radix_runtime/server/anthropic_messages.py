@@ -107,7 +107,7 @@ class MessagesAnswer(SingleAnswer):
             delta = {"type": "input_json_delta", "partial_json": text}
         yield {"type": "content_block_delta", "index": self._index, "delta": delta}
 
-    def close_block(self, kind: str) -> Iterator[dict[str, Any]]:
+    def close_block(self, kind: str, *, is_cut: bool = False) -> Iterator[dict[str, Any]]:
         """The end of the block."""
         text = "".join(self._text)
         block = dict(self._content[-1])

@@ -17,6 +17,7 @@ from .json_scan import check_shape
 from .unbuilt import HARMLESS, UNBUILT
 
 _MAX_NAME = 64  # characters of a client's name that come back
+_MAX_JSON_ERROR = 200  # characters
 _MAX_WARNINGS = 10
 _MAX_HARMLESS = 64 << 10  # characters of a field that does nothing,
 _MAX_HARMLESS_PARTS = 1024  # and values in it
@@ -61,8 +62,8 @@ def parse_json(data: bytes) -> Any:
 def _parse(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _explain_json(data) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _explain_json(data, error) from None
 
 
 class _Sieve:
@@ -169,14 +170,15 @@ def _explain_type(text: str) -> RequestError:
     return refusal(code, f"{path}: {what[:1].lower()}{what[1:]}", path or None)
 
 
-def _explain_json(data: bytes) -> RequestError:
-    """Why JSON of a shape that has been checked was refused: a number that is none, or the rest."""
+def _explain_json(data: bytes, error: Exception) -> RequestError:
+    """Why JSON of a shape that has been checked was refused: a number that is none, or what the
+    decoder says."""
     if len(data) <= _EXPLAINED:
         with suppress(ValueError):
             path = _path_of_bad_number(json.loads(data))
             if path is not None:
                 return refusal("invalid_type", f"{path}: not a finite number", path)
-    return refusal("invalid_json", "the body is not valid JSON")
+    return refusal("invalid_json", f"the body is not valid JSON: {error}"[:_MAX_JSON_ERROR])
 
 
 def _path_of_bad_number(value: Any) -> str | None:

@@ -105,12 +105,13 @@ class ResponsesAnswer(SingleAnswer):
         else:
             yield self._event("response.reasoning_text.delta", delta=text, **self._place())
 
-    def close_block(self, kind: str) -> Iterator[dict[str, Any]]:
+    def close_block(self, kind: str, *, is_cut: bool = False) -> Iterator[dict[str, Any]]:
         """The item as it is now."""
         text = "".join(self._text)
+        status = "incomplete" if is_cut else "completed"
         item = self._item
         if kind == "call":
-            done = {**item, "arguments": text, "status": "completed"}
+            done = {**item, "arguments": text, "status": status}
             yield self._event(
                 "response.function_call_arguments.done",
                 arguments=text,
@@ -120,7 +121,7 @@ class ResponsesAnswer(SingleAnswer):
             )
         else:
             part = _part(kind, text)
-            done = {**item, "content": [part], "status": "completed"}
+            done = {**item, "content": [part], "status": status}
             if kind == "content":
                 yield self._event(
                     "response.output_text.done", text=text, logprobs=[], **self._place()
@@ -138,8 +139,6 @@ class ResponsesAnswer(SingleAnswer):
         self._response["status"] = status[delta.finish.type]
         if delta.finish.type == "length":
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
-            if self._output:
-                self._output[-1]["status"] = "incomplete"
         self._response["output"] = self._output
         self._response["usage"] = {
             "input_tokens": self.prompt_tokens,

@@ -52,8 +52,8 @@ class SingleAnswer(Answer):
         """Appends to the open block, which is of this kind: content, reasoning or call."""
 
     @abstractmethod
-    def close_block(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Ends the open block, which is of this kind."""
+    def close_block(self, kind: str, *, is_cut: bool = False) -> Iterator[dict[str, Any]]:
+        """Ends the open block, which is of this kind. `is_cut`: by the length of the answer."""
 
     @abstractmethod
     def end(self, delta: TextDelta) -> Iterator[dict[str, Any]]:
@@ -86,7 +86,7 @@ class SingleAnswer(Answer):
             yield None
         if delta.finish is not None:
             if self._block:
-                yield from self.close_block(self._block)
+                yield from self.close_block(self._block, is_cut=delta.finish.type == "length")
             yield from self.end(delta)
 
     def _blocks(self, events: Sequence[Event]) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ _LORA = "adapters are not loaded"
 _MEDIA = "this server takes and gives text only"
 _PARALLEL = "there is one replica, which does its own prefill"
 _PROCESSOR = "clients cannot bring code"
-_REASONING = "reasoning has no bound here"
+_REASONING = "only /v1/messages bounds reasoning: thinking.budget_tokens"
 _CHAT = "only /v1/chat/completions has tools"
 _SESSION = "every request stands for itself; its prefix is cached anyway"
 _STOPS = "use stop or stop_token_ids"
@@ -67,7 +67,7 @@ UNBUILT: dict[str, Unbuilt] = {
     "input_ids": Unbuilt("only /generate and /v1/completions take ids"),
     "modalities": Unbuilt(_MEDIA, ([], ["text"])),
     "prompt_embeds": Unbuilt("a prompt is text or ids"),
-    "session_params": Unbuilt(_SESSION),
+    "session_params": Unbuilt(_SESSION, ({},)),
     "suffix": Unbuilt("text is not filled in before a suffix", ("",)),
     "truncate_prompt_tokens": Unbuilt("a prompt that is too long is refused"),
     "video_data": Unbuilt(_MEDIA, ([],)),
@@ -96,10 +96,10 @@ UNBUILT: dict[str, Unbuilt] = {
     "beam_width": Unbuilt(_BEAMS),
     "best_of": Unbuilt("choices are not ranked; use n", (1,)),
     "custom_logit_processor": Unbuilt(_PROCESSOR),
-    "custom_params": Unbuilt(_PROCESSOR),
+    "custom_params": Unbuilt(_PROCESSOR, ({},)),
     "early_stopping": Unbuilt(_BEAMS, (False,)),
     "length_penalty": Unbuilt(_BEAMS, (1,)),
-    "logits_processors": Unbuilt(_PROCESSOR),
+    "logits_processors": Unbuilt(_PROCESSOR, ([],)),
     "lora_path": Unbuilt(_LORA),
     "prediction": Unbuilt("there is no speculative decoding"),
     "stop_regex": Unbuilt(_STOPS, ([],)),
@@ -111,7 +111,7 @@ UNBUILT: dict[str, Unbuilt] = {
     "return_hidden_states": Unbuilt(_HIDDEN, (False,)),
     "return_token_ids": Unbuilt("only /generate gives ids", (False,)),
     "return_tokens_as_token_ids": Unbuilt("only /generate gives ids", (False,)),
-    "spaces_between_special_tokens": Unbuilt("no spaces are added", (True,)),
+    "spaces_between_special_tokens": Unbuilt("no spaces are added", (True, False)),
     "stream_interval": Unbuilt("events come as soon as the client reads them"),
     "token_ids_logprob": Unbuilt("use top_logprobs_num", ([],)),
     # Agents' APIs
