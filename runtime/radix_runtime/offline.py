@@ -181,6 +181,7 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         stream: bool = False,
         use_tqdm: bool = False,
     ) -> Any:
@@ -191,7 +192,9 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         to the end of the context where `max_new_tokens` is left out, and each output also has
         `message`: the answer with its reasoning and tool calls, as a conversation goes on with it.
         `tools`, `tool_choice` and `parallel_tool_calls` are those of the chat route;
-        `chat_template_kwargs` are variables of the chat template, such as `enable_thinking`.
+        `chat_template_kwargs` are variables of the chat template, such as `enable_thinking`. With
+        `continue_final_message` an answer goes on with the last message, which is the assistant's,
+        and has only what it adds.
         """
         chat = self._chats.chat(
             messages,
@@ -199,6 +202,7 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
+            continues=continue_final_message,
         )
         params = self._chats.sampling(sampling_params, chat)
         constrain = [partial(self._chats.constraint, chat, prompt) for prompt in chat.prompts]

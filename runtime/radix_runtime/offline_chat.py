@@ -52,9 +52,11 @@ class ChatBuilder:
         tools: Sequence[Mapping[str, Any]] | None,
         tool_choice: str | Mapping[str, Any] | None,
         parallel_tool_calls: bool | None,
+        continues: bool,
     ) -> Chat:
         """The prompts of conversations, or of a single one, by the model's chat template; `options`
-        are variables of the template, the rest is as the chat route has it."""
+        are variables of the template, the rest is as the chat route has it. An answer `continues`
+        the last message, or is one."""
         if self._tokenizer is None:
             raise ValueError("this model has no tokenizer: pass input_ids to generate")
         try:
@@ -66,7 +68,9 @@ class ChatBuilder:
                 options = {**options, "tools": use.for_template()}
             is_single = len(conversations) == 0 or isinstance(conversations[0], Mapping)
             many: Iterable[Any] = [conversations] if is_single else conversations
-            prompts = [self._prompt(self._tokenizer, messages, options) for messages in many]
+            prompts = [
+                self._prompt(self._tokenizer, messages, options, continues) for messages in many
+            ]
         except msgspec.ValidationError as error:
             raise ValueError(f"tools: {error}") from None
         except RequestError as error:
@@ -81,9 +85,13 @@ class ChatBuilder:
         if unknown:
             raise ValueError(f"this model's chat template has no {unknown[0]}")
 
-    @staticmethod
-    def _prompt(tokenizer: Tokenizer, messages: Any, options: Mapping[str, Any]) -> ChatPrompt:
-        return tokenizer.encode_chat(tokenizer.render_chat(read_messages(messages), **options))
+    def _prompt(
+        self, tokenizer: Tokenizer, messages: Any, options: Mapping[str, Any], continues: bool
+    ) -> ChatPrompt:
+        shown = read_messages(messages, continues=continues)
+        text = tokenizer.render_chat(shown, continue_final_message=continues, **options)
+        prompt = tokenizer.encode_chat(text)
+        return self._format.continued(prompt, shown[-1]["content"]) if continues else prompt
 
     def sampling(self, given: Any, chat: Chat) -> Any:
         """Sampling parameters of a chat, or a list of them: to the end of the context where a dict

@@ -227,7 +227,7 @@ def test_errors_as_the_client_knows_them(
             "invalid_value",
             None,
         ),
-        ({"messages": [{"role": "assistant", "content": "Sure,"}]}, "invalid_value", "messages"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "invalid_value", "messages"),
     ],
 )
 def test_what_messages_refuses(

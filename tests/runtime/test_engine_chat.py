@@ -107,7 +107,7 @@ def test_tools_and_reasoning_of_an_engine(tmp_path: Path) -> None:
     file.write_text(HERMES)
     tokenizer = load_tokenizer(DEMO_MODEL_DIR, str(file))
     chats = ChatBuilder(tokenizer, find_format(ServerArgs(), tokenizer))
-    told: dict[str, Any] = {"tool_choice": None, "parallel_tool_calls": None}
+    told: dict[str, Any] = {"tool_choice": None, "parallel_tool_calls": None, "continues": False}
     chat = chats.chat([SUM, OTHER], {}, tools=[TOOL], **told)
     assert all("get_weather" in tokenizer.decode(ids, False) for ids in chat.input_ids)
     params = chats.sampling(None, chat)

@@ -63,6 +63,7 @@ def test_a_variable_of_the_other_template_is_refused(
     responses = [httpx.post(server.url + path, json=body) for path in PATHS]
     builder = ChatBuilder(server.tokenizer, find_format(ServerArgs(), server.tokenizer))
     same: Any = {"tools": tools, "tool_choice": None, "parallel_tool_calls": None}
+    same["continues"] = False
     if begins is not None:
         assert [response.status_code for response in responses] == [200, 200]
         assert server.prompts[-1].startswith(begins)

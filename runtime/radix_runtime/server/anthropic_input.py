@@ -15,7 +15,8 @@ _TOOL_FIELDS = ("name", "description", "input_schema", "strict", "type", "cache_
 
 
 def read_messages_body(body: CountBody) -> Conversation:
-    """The conversation of a body. Raises RequestError."""
+    """The conversation of a body; a last message of the assistant is continued. Raises
+    RequestError."""
     choice, parallel = _tool_choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])]
     messages: list[ChatMessage] = []
@@ -24,7 +25,9 @@ def read_messages_body(body: CountBody) -> Conversation:
         messages.append(ChatMessage(role="system", content=system))
     for i, message in enumerate(body.messages):
         messages.extend(_messages(message, f"messages[{i}]"))
-    return Conversation(messages=messages, tools=tool_use(tools, choice, parallel=parallel))
+    use = tool_use(tools, choice, parallel=parallel)
+    continues = bool(messages) and messages[-1].role == "assistant"
+    return Conversation(messages=messages, tools=use, continues=continues)
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:

@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import refusal
 from ..messages import Generate
-from ..text.conversation import ChatMessage, template_messages
+from ..text.conversation import ChatMessage, check_last, template_messages
 from ..text.tokenizer import ChatPrompt
 from ..text.tools import ToolUse
 from .parsed_choice import ParsedChoice
@@ -20,10 +20,12 @@ _BUDGET = "thinking.budget_tokens"  # the one field that gives a budget
 
 
 class Conversation(NamedTuple):
-    """What a model is told. `tools`: None where it is to call none."""
+    """What a model is told. `tools`: None where it is to call none. `continues`: the answer goes on
+    with the last message."""
 
     messages: Sequence[ChatMessage]
     tools: ToolUse | None
+    continues: bool = False
 
 
 # The variables for the chat template of a conversation, which has tools or none; on any thread.
@@ -49,21 +51,27 @@ async def chat_prompt(
     what the route calls the conversation. Raises RequestError."""
     tools: ToolUse | None = None
     variables: dict[str, Any] = {}
+    continued: str | None = None
 
     def told() -> list[dict[str, Any]]:
-        nonlocal tools
-        messages, tools = read()
+        nonlocal tools, continued
+        messages, tools, continues = read()
         checked_tools(manager, tools)
         variables.update(options(tools is not None))
         if tools is not None:
             variables["tools"] = tools.for_template()
         if not messages:
             raise refusal("empty_input", "there is no text", param)
-        if messages[-1].role == "assistant":
-            raise refusal("invalid_value", "the last message must not be the assistant's", param)
-        return template_messages(messages)
+        check_last(messages, continues=continues, param=param)
+        shown = template_messages(messages)
+        if continues:
+            variables["continue_final_message"] = True
+            continued = shown[-1]["content"]
+        return shown
 
     prompt = await manager.text.encode_chat(told, variables)
+    if continued is not None:
+        prompt = manager.format.continued(prompt, continued)
     return prompt, tools
 
 

@@ -92,6 +92,14 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
         yield from super().constraints()
 
 
+def check_continuing(continues: bool | None, begins_anew: bool | None) -> None:
+    """Raises RequestError where continue_final_message and add_generation_prompt contradict each
+    other: an answer continues the last message, or begins one."""
+    if continues and begins_anew:
+        message = "continue_final_message and add_generation_prompt exclude each other"
+        raise refusal("invalid_combination", message, "add_generation_prompt")
+
+
 class ChatBody(OpenAIBody, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -112,9 +120,12 @@ class ChatBody(OpenAIBody, kw_only=True):
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_continuing(self.continue_final_message, self.add_generation_prompt)
         if self.top_logprobs and not self.logprobs:
             raise refusal("invalid_combination", "top_logprobs needs logprobs", "top_logprobs")
         if self.max_completion_tokens is not None:
@@ -319,6 +330,7 @@ class TokenizeBody(Body, kw_only=True):
     tools: list[ToolSpec] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
 

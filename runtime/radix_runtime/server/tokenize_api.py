@@ -6,13 +6,13 @@ import numpy as np
 
 from ..errors import refusal
 from ..sampling_params import Ids
-from ..text.conversation import template_messages
+from ..text.conversation import check_last, template_messages
 from ..text.tools import tool_use
 from .body_decoder import is_one_prompt
 from .chat_request import checked_tools, template_options
 from .http_call import HttpCall
 from .json_pieces import Rows
-from .protocol import DetokenizeBody, TokenizeBody, require_one_of
+from .protocol import DetokenizeBody, TokenizeBody, check_continuing, require_one_of
 from .tokenizer_manager import TokenizerManager
 
 _FEW = 4096  # token ids that are encoded at once
@@ -53,12 +53,16 @@ async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
     if body.messages is None:
         special_tokens = body.add_special_tokens is not False
         return await manager.text.encode(body.prompt or [], "prompt", special_tokens)
+    check_continuing(body.continue_final_message, body.add_generation_prompt)
     use = checked_tools(manager, tool_use(body.tools, "auto"))
     options = template_options(manager, body.chat_template_kwargs, None, use is not None)
     options["add_generation_prompt"] = body.add_generation_prompt is not False
     if use is not None:
         options["tools"] = use.for_template()
     messages = body.messages
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+        check_last(messages, continues=True, param="messages")
     prompt = await manager.text.encode_chat(lambda: template_messages(messages), options)
     return [prompt.ids]
 

@@ -11,7 +11,7 @@ from ..errors import ConfigError, refusal
 from .answer_grammar import AnswerGrammar
 from .answer_parser import AnswerParser
 from .reasoning import reasoning_families
-from .tokenizer import Tokenizer
+from .tokenizer import ChatPrompt, Tokenizer
 from .tool_grammar import ToolGrammar
 from .tool_parsers import tool_parsers
 from .tool_parsers.form import CallForm
@@ -106,6 +106,16 @@ class AnswerFormat:
         if self._call_form is None and (use.mode == "required" or use.has_strict):
             message = f"the parser {self.tools.name} has no grammar of calls"
             raise refusal("unsupported_parameter", message, "tool_choice")
+
+    def continued(self, prompt: ChatPrompt, content: str) -> ChatPrompt:
+        """A prompt that ends with the `content` of a message with which the answer goes on. Raises
+        RequestError where that cannot be parsed."""
+        if self._reasoning is None:
+            return prompt
+        if not self._reasoning.can_continue:
+            message = f"messages of the format {self.reasoning.name} cannot be continued"
+            raise refusal("unsupported_parameter", message, "messages")
+        return prompt._replace(end=self._reasoning.last_mark(content))
 
     def keep_special(self, tools: ToolUse | None, *, reasoning: bool = True) -> list[int]:
         """The special tokens that the parsers of an answer must see."""

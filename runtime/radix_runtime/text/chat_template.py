@@ -90,13 +90,18 @@ class ChatTemplate:
         messages: Messages,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> str:
-        """The prompt of a conversation; `options` are further variables of the template.
+        """The prompt of a conversation; `options` are further variables of the template. With
+        `continue_final_message` it ends with the content of the last message, in place of what
+        begins another.
 
         Raises RequestError `chat_template_error`, with the template's own message if it has one.
         """
+        if continue_final_message:
+            return self._until_final(messages, tools=tools, **options)
         if self._for_tools is not None and tools is not None:
             return self._for_tools.render(
                 messages, add_generation_prompt=add_generation_prompt, tools=tools, **options
@@ -117,7 +122,19 @@ class ChatTemplate:
             message = "the chat template cannot render these messages"
         raise refusal("chat_template_error", message, "messages")
 
+    def _until_final(self, messages: Messages, **options: Any) -> str:
+        """The prompt up to the end of the last message's content."""
+        *before, last = messages
+        marked = {**last, "content": last["content"] + _FINAL_END}
+        text = self.render([*before, marked], add_generation_prompt=False, **options)
+        end = text.rfind(_FINAL_END)
+        if end < 0:
+            message = "the chat template does not write the final message as it is"
+            raise refusal("chat_template_error", message, "messages")
+        return text[:end]
 
+
+_FINAL_END = "<|end of the final message|>"  # is found in what a template writes, and cut off
 _EXAMPLE = (  # a conversation with a call
     {"role": "user", "content": "?"},
     {

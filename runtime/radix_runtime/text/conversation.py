@@ -49,15 +49,29 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_call_id: str | None = None
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation given as Python objects, as chat templates take it. Fields of answers that
-    are empty or None may stand. Raises RequestError."""
+def read_messages(
+    messages: Sequence[Mapping[str, Any]], *, continues: bool = False
+) -> list[dict[str, Any]]:
+    """A conversation given as Python objects, as chat templates take it; the answer `continues` its
+    last message, or is one. Fields of answers that are empty or None may stand. Raises
+    RequestError."""
     if not messages:
         raise refusal("empty_input", "messages is empty", "messages")
     found = [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    if found[-1].role == "assistant":
-        raise refusal("invalid_value", "the last message must not be the assistant's", "messages")
+    check_last(found, continues=continues, param="messages")
     return template_messages(found)
+
+
+def check_last(messages: Sequence[ChatMessage], *, continues: bool, param: str) -> None:
+    """Raises RequestError unless an answer can follow these messages, or continue the last of
+    them."""
+    last = messages[-1]
+    if not continues and last.role == "assistant":
+        message = "the last message must not be the assistant's, unless it is to be continued"
+        raise refusal("invalid_value", message, param)
+    if continues and (last.role != "assistant" or last.tool_calls or not last.content):
+        message = "what is continued is a message of the assistant with content and without calls"
+        raise refusal("invalid_value", message, param)
 
 
 def _read_message(message: Mapping[str, Any], where: str) -> ChatMessage:

@@ -29,7 +29,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class ChatPrompt(NamedTuple):
-    """The ids of a conversation, and the end of its text, by which its answer is parsed."""
+    """The ids of a conversation, and by what its answer is parsed: the end of its text or, where a
+    message is continued, the last mark of reasoning in that."""
 
     ids: list[int]
     end: str

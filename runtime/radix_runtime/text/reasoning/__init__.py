@@ -36,6 +36,7 @@ class ReasoningFamily:
     calls no tools, with reasoning before it or not. `closing_text` closes open reasoning and begins
     the answer. `is_assumed`: an answer begins with reasoning even where nobody has written the
     opening. `markers` are texts that may be special tokens and must not be hidden from the parser.
+    `can_continue`: a parser can begin within the content of a message.
     """
 
     space: str = SPACE
@@ -46,6 +47,12 @@ class ReasoningFamily:
     closing_text: str = "\n</think>\n\n"
     is_assumed: bool = False
     markers: tuple[str, ...] = ("<think>", "</think>")
+    can_continue: bool = True
+
+    def last_mark(self, content: str) -> str:
+        """Of a message that is continued: `opening` if its content ends in reasoning."""
+        in_reasoning = content.rfind(self.opening) > content.rfind(self.closing)
+        return self.opening if in_reasoning else self.closing
 
     def start(self, prompt: str) -> Start:
         """What an answer to a prompt, of which the end is enough, begins with."""
@@ -82,5 +89,6 @@ reasoning_families = {
         final="<|channel|>final<|message|>",
         closing_text="<|end|><|start|>assistant<|channel|>final<|message|>",
         markers=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
+        can_continue=False,
     ),
 }
