@@ -22,6 +22,7 @@ _ORIGINS = re.compile(rf"\*|{_ORIGIN}(,{_ORIGIN})*")
 # Of a step on a CPU; `engine/device_defaults.py` has those of GPUs.
 _CPU_REQUESTS = 64
 _CPU_STEP_TOKENS = 512
+_MOST_CPU_STEP_TOKENS = 2048  # where more requests run, which take a token each
 _FLOATS = ("auto", "bfloat16", "float16", "float32")
 _FLOAT_SPELLINGS = {
     "half": "float16",
@@ -323,7 +324,8 @@ class ServerArgs:
     @property
     def step_tokens(self) -> int:
         """Tokens in a step, -1: whole prompts; where nobody has said, as many as a CPU takes."""
-        return self.chunked_prefill_size or _CPU_STEP_TOKENS
+        most = max(_CPU_STEP_TOKENS, min(self.running_limit, _MOST_CPU_STEP_TOKENS))
+        return self.chunked_prefill_size or most
 
     def validate(self) -> None:
         """Raises ConfigError on a value that cannot work, naming the flag."""

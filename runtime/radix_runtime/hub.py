@@ -60,7 +60,7 @@ def served_name(model_path: str | None) -> str:
     if model_path is None:
         return DEMO_MODEL_NAME
     folder = Path(model_path).expanduser()
-    if folder.suffix == ".gguf" and folder.is_file():
+    if folder.suffix.lower() == ".gguf" and folder.is_file():
         return folder.stem
     if not folder.is_dir():
         return model_path

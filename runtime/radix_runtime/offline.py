@@ -61,7 +61,6 @@ class Engine(EngineLoop, AbstractContextManager["Engine"]):
         tokenizer: Tokenizer | None = None,
         **server_args: Any,
     ) -> None:
-        # Nobody else waits behind an offline batch: its queue is as long as the batch.
         if isinstance(tokenizer, str | Path):
             raise ConfigError("tokenizer is a Tokenizer; a path is tokenizer_path")
         if model_path is not None:

@@ -56,10 +56,14 @@ class ChatBuilder:
     ) -> Chat:
         """The prompts of conversations, or of a single one, by the model's chat template; `options`
         are variables of the template, the rest is as the chat route has it. An answer `continues`
-        the last message, or is one."""
+        the last message, or begins a new one."""
         if self._tokenizer is None:
             raise ValueError("this model has no tokenizer: pass input_ids to generate")
+        if not isinstance(continues, bool):
+            raise ValueError("continue_final_message is True or False")
         try:
+            if continues:
+                self._format.require_continuing()
             specs = msgspec.convert(list(tools or []), list[ToolSpec])
             use = tool_use(specs, tool_choice, parallel=parallel_tool_calls)
             self._format.require(use, "of this model")
@@ -91,7 +95,7 @@ class ChatBuilder:
         shown = read_messages(messages, continues=continues)
         text = tokenizer.render_chat(shown, continue_final_message=continues, **options)
         prompt = tokenizer.encode_chat(text)
-        return self._format.continued(prompt, shown[-1]["content"]) if continues else prompt
+        return prompt._replace(final=shown[-1]["content"]) if continues else prompt
 
     def sampling(self, given: Any, chat: Chat) -> Any:
         """Sampling parameters of a chat, or a list of them: to the end of the context where a dict
@@ -100,8 +104,10 @@ class ChatBuilder:
             return [self.sampling(params, chat) for params in given]
         kept = self._format.keep_special(chat.tools)
         if isinstance(given, SamplingParams):
-            kept = [*given.keep_special, *kept]
+            kept = [*(given.keep_special or []), *kept]
             return msgspec.structs.replace(given, keep_special=kept)
+        if given is not None and not isinstance(given, Mapping):
+            return given  # is refused with the request
         values = {"max_new_tokens": None, **(given or {})}
         values["keep_special"] = [*(values.get("keep_special") or []), *kept]
         return values
@@ -110,7 +116,9 @@ class ChatBuilder:
         self, chat: Chat, prompt: ChatPrompt, given: Constraint | None, params: SamplingParams
     ) -> Constraint | None:
         """What the answer to a prompt must look like: see AnswerFormat. Raises RequestError."""
-        return self._format.constraint(prompt.end, chat.tools, given, ignore_eos=params.ignore_eos)
+        return self._format.constraint(
+            prompt.end, chat.tools, given, final=prompt.final, ignore_eos=params.ignore_eos
+        )
 
     def answers(self, chat: Chat, requests: Sequence[Generate], field: str) -> "ChatAnswers":
         """The messages of the answers to `requests`, which are those of the conversations; `field`
@@ -118,7 +126,7 @@ class ChatBuilder:
         parsers = []
         for prompt, request in zip(chat.prompts, requests, strict=True):
             for _ in range(request.sampling.n):
-                parsers.append(self._format.parser(prompt.end, chat.tools))
+                parsers.append(self._format.parser(prompt.end, chat.tools, final=prompt.final))
         assert len(parsers) == len(by_choice(requests))
         return ChatAnswers([_ChoiceMessage(parser, field) for parser in parsers])
 

@@ -3,9 +3,9 @@
 import difflib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,11 +19,11 @@ from .text.tokenizer import Tokenizer
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Constrain = Callable[[Constraint | None, SamplingParams], Constraint | None]
+T = TypeVar("T")
 InputIds = Sequence[int] | Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True)
-class LogprobOptions:
+class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which log-probabilities a request returns; the fields are those of `Engine.generate`."""
 
     return_logprob: bool = False
@@ -70,6 +70,7 @@ class RequestBuilder:
         """The requests of a call, checked. The arguments are those of `Engine.generate`; the error
         about one prompt of a list says which. `constrain`: see `build`, one for each prompt."""
         prompts, is_single = self._prompt_ids(prompt, input_ids)
+        logprobs = checked(logprobs, LogprobOptions, "")
         if isinstance(sampling_params, list | tuple):
             params = sampling_params
         else:
@@ -97,22 +98,21 @@ class RequestBuilder:
         if prompt is not None:
             if isinstance(prompt, str):
                 return [self.ids(prompt)], True
-            _require_list("prompt", prompt)
-            if are_ids(prompt):
-                return [self.ids(prompt)], True
-            for number, item in enumerate(prompt):
+            items = _listed("prompt", prompt)
+            if are_ids(items):
+                return [self.ids(items)], True
+            for number, item in enumerate(items):
                 if not isinstance(item, str):
-                    _require_list(f"prompt {number}", item)
-            return [self.ids(item) for item in prompt], False
-        given: Any = input_ids
-        _require_list("input_ids", given)
+                    items[number] = _listed(f"prompt {number}", item)
+            return [self.ids(item) for item in items], False
+        if isinstance(input_ids, str):
+            raise ValueError("input_ids are token ids; texts are prompts")
+        given = _listed("input_ids", input_ids)
         if any(isinstance(item, str) for item in given):
             raise ValueError("input_ids are token ids; texts are prompts")
         if len(given) == 0 or are_ids(given):
             return [self.ids(given)], True
-        for number, item in enumerate(given):
-            _require_list(f"input_ids {number}", item)
-        return [self.ids(ids) for ids in given], False
+        return [self.ids(_listed(f"input_ids {i}", item)) for i, item in enumerate(given)], False
 
     def ids(self, text: Any, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, or of a sequence of integers of any kind.
@@ -198,25 +198,27 @@ class RequestBuilder:
         for name, value in known.items():
             # None leaves a field out, as null does over HTTP, but is itself a value of this one.
             if value is not None or name == "max_new_tokens":
-                values[name] = plain(value)
+                values[name] = value
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
         _require_fields(values)
+        params = checked(values, ConstrainedParams, "sampling_params: ")
         try:
-            params = msgspec.convert(values, ConstrainedParams, str_keys=True)
             constraint = params.constraint()
-        except msgspec.ValidationError as error:
-            raise ValueError(f"sampling_params: {error}") from None
         except RequestError as error:
             raise ValueError(error.message) from None
+        except TypeError as error:  # of what is no JSON
+            raise ValueError(f"sampling_params: {error}") from None
         return params.sampling(), constraint, not is_struct and "max_new_tokens" not in values
 
 
-def _require_list(what: str, value: Any) -> None:
-    """Raises ValueError for what is neither a sequence nor an array."""
-    if isinstance(value, Mapping | bytes | bytearray | str) or not hasattr(value, "__iter__"):
-        kind = type(value).__name__
-        raise ValueError(f"{what} is of type {kind}; a prompt is a text or token ids (input_ids)")
+def _listed(what: str, value: Any) -> list[Any]:
+    """A sequence, an array or another iterable as a list. Raises ValueError for anything else."""
+    if not isinstance(value, Mapping | bytes | bytearray | str):
+        with suppress(TypeError):
+            return list(value)
+    kind = type(value).__name__
+    raise ValueError(f"{what} is of type {kind}; a prompt is a text or token ids (input_ids)")
 
 
 def _require_fields(values: Mapping[str, Any]) -> None:
@@ -228,10 +230,23 @@ def _require_fields(values: Mapping[str, Any]) -> None:
             raise ValueError(f"sampling_params have no {name}{hint}")
 
 
+def checked(value: Any, kind: type[T], place: str) -> T:
+    """`value` as a `kind`, a msgspec Struct, also where it is one whose fields nobody has checked.
+    Raises ValueError, which begins with `place`."""
+    try:
+        return msgspec.convert(plain(value), kind, str_keys=True)
+    except (msgspec.ValidationError, TypeError, RecursionError) as error:
+        raise ValueError(f"{place}{error}") from None
+
+
 def plain(value: Any) -> Any:
-    """NumPy's numbers and arrays, also in lists and dicts, as Python's."""
+    """NumPy's numbers and arrays, and Structs, also within others, as Python's and as dicts. Raises
+    TypeError for keys that cannot be those of a dict, RecursionError for what has no end."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value).items()
+        return {name: plain(part) for name, part in fields if part is not None}
     if isinstance(value, Mapping):
         return {plain(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -33,7 +33,7 @@ def settings_of(keywords: Mapping[str, Any]) -> ServerArgs:
 
 def _of_type(kind: Any, value: Any, name: str) -> Any:
     if isinstance(value, os.PathLike):
-        value = str(value)
+        value = os.fspath(value)
     try:
         return msgspec.convert(plain(value), kind)
     except msgspec.ValidationError as error:

@@ -148,10 +148,12 @@ def routing_decides(model: Any, rows: Rows, count: int) -> torch.Tensor:
     if not gates:
         return found.cpu()
     hooks = [gate.register_forward_pre_hook(blur) for gate in gates]
-    for _ in range(ROUTER_TRIES):
-        found |= next_logits(model, rows, count).argmax(-1) != best
-    for hook in hooks:
-        hook.remove()
+    try:
+        for _ in range(ROUTER_TRIES):
+            found |= next_logits(model, rows, count).argmax(-1) != best
+    finally:
+        for hook in hooks:
+            hook.remove()
     return found.cpu()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from radix_runtime import Engine, SamplingParams
+from radix_runtime.constraint import ConstrainedParams, StructuredOutputs
 from radix_runtime.errors import ConfigError
 from tests.runtime.parity import case, engine
 
@@ -240,6 +241,19 @@ def test_a_model_without_tokenizer_takes_ids_only(plain):
         ({"prompt": 5}, "of type int"),
         ({"prompt": b"abc"}, "of type bytes"),
         ({"input_ids": [[1, 2], 3]}, "input_ids 1 is of type int"),
+        ({"input_ids": np.array(5)}, "of type ndarray"),
+        ({"input_ids": [5], "return_logprob": True, "top_logprobs_num": 1.5}, "top_logprobs_num"),
+        ({"input_ids": [5], "return_logprob": "no"}, "return_logprob"),
+        ({"input_ids": [5], "sampling_params": {"logit_bias": {(1, 2): 1.0}}}, "sampling_params"),
+        (
+            {
+                "input_ids": [5],
+                "sampling_params": ConstrainedParams(
+                    structured_outputs=StructuredOutputs(regex="a", whitespace_pattern=5)
+                ),
+            },
+            "whitespace_pattern",
+        ),
         ({"input_ids": [5], "sampling_params": {"top_k": "many"}}, "top_k"),
         ({"input_ids": [[5], [6]], "sampling_params": [{}]}, "1 sampling_params for 2 prompts"),
         ({"input_ids": [[5], []]}, "prompt 1: the prompt is empty"),
@@ -275,6 +289,14 @@ def test_parameters_may_be_an_object_or_a_dict(demo):
         from_object = demo.generate("What is 3 + 4?", SamplingParams(**values))
         assert from_dict["output_ids"] == from_object["output_ids"]
         assert from_dict["text"] == from_object["text"]
+    choices = {"structured_outputs": StructuredOutputs(choice=np.array(["seven", "eight"]))}
+    assert demo.generate("What is 3 + 4?", choices)["text"] in ("seven", "eight")
+    assert demo.generate("What is 3 + 4?", ConstrainedParams(**choices))["text"] in (
+        "seven",
+        "eight",
+    )
+    texts = (text for text in ("a", "b"))
+    assert len(demo.generate(texts, {"max_new_tokens": 1, "ignore_eos": True})) == 2
     ids = demo.tokenizer.encode("What is 3 + 4?")
     params = {"temperature": 0, "max_new_tokens": 4}
     assert demo.generate(ids, params)["text"] == demo.generate([ids], params)[0]["text"]

@@ -171,6 +171,19 @@ def test_a_response_that_was_cut(server: ScriptedServer, oai: openai.OpenAI) -> 
     assert [item.status for item in done] == ["incomplete"]
 
 
+def test_calls_that_were_cut(server: ScriptedServer, http: httpx.Client) -> None:
+    """A call is complete if its arguments are, whatever ended the answer."""
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    for answer, fields, status in (
+        (call, {"stop": "Pari"}, "incomplete"),
+        (call + call, {"max_output_tokens": len(server.tokenizer.encode(call)) + 4}, "completed"),
+    ):
+        server.answers.append(answer)
+        given = {"model": MODEL, "input": "?", "tools": [FUNCTION], "tool_choice": "required"}
+        output = http.post("/v1/responses", json={**given, **fields}).json()["output"]
+        assert [item["status"] for item in output] == [status]
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [

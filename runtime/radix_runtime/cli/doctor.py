@@ -75,7 +75,7 @@ def _problem_of(error: ConfigError | ImportError, usual: str) -> Problem:
         remedy = "pip install torch" if error.name == "torch" else _REINSTALL
         return Problem(f"{error.name} does not load: {error}", remedy)
     if not usual:
-        return Problem(str(error), usual)
+        return Problem(str(error), "")
     # The message may end with what to do.
     what, *remedies = re.split("[;.] ", str(error), maxsplit=1)
     return Problem(what, remedies[0] if remedies else usual)

@@ -22,6 +22,8 @@ _ALWAYS = {
 _ALWAYS_OF_SERVERS = {
     "enable-metrics": "accepted: /metrics is always there",
     "enable-auto-tool-choice": "accepted: tools are called as the model likes by default",
+    "disable-log-requests": "accepted: requests are logged with --log-requests only",
+    "no-enable-log-requests": "accepted: requests are logged with --log-requests only",
 }
 # Flags of other servers that are known and not built.
 _LORA = "adapters are not loaded yet"
@@ -43,9 +45,7 @@ _UNBUILT_FLAGS = {
     "--enforce-eager": "see --disable-cuda-graph",
     "--generation-config": "see --sampling-defaults",
     "--no-enable-prefix-caching": "see --disable-radix-cache",
-    "--no-enable-chunked-prefill": "long prompts are always computed in chunks",
-    "--disable-log-requests": "requests are not logged unless --log-requests",
-    "--no-enable-log-requests": "requests are not logged unless --log-requests",
+    "--no-enable-chunked-prefill": "see --chunked-prefill-size -1",
 }
 
 

@@ -160,8 +160,8 @@ def _refused(message: str, constraint: Constraint, source: Source) -> RequestErr
 
 
 def _summary(message: str) -> str:
-    """The first line of a message of the library's, and of a parser of regexes the reason, which
-    stands in another."""
+    """The first line of a message of the library's; of an error in a regex also the line that says
+    what is wrong."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines:
         return "unknown error"

@@ -120,8 +120,10 @@ def _lark(constraint: Constraint) -> str:
         return constraint.text
     try:
         return str(gbnf_to_lark(constraint.text))
+    except MemoryError:
+        raise
     except Exception as error:  # of a rule that is not there the converter raises a bare one
-        message = f"not a grammar in GBNF: {error or type(error).__name__}"
+        message = f"not a grammar in GBNF: {str(error) or type(error).__name__}"
         raise refusal("invalid_grammar", message[:200]) from None
 
 

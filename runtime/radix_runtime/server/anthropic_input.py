@@ -26,7 +26,7 @@ def read_messages_body(body: CountBody) -> Conversation:
     for i, message in enumerate(body.messages):
         messages.extend(_messages(message, f"messages[{i}]"))
     use = tool_use(tools, choice, parallel=parallel)
-    continues = bool(messages) and messages[-1].role == "assistant"
+    continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
     return Conversation(messages=messages, tools=use, continues=continues)
 
 

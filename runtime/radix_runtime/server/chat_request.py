@@ -51,10 +51,10 @@ async def chat_prompt(
     what the route calls the conversation. Raises RequestError."""
     tools: ToolUse | None = None
     variables: dict[str, Any] = {}
-    continued: str | None = None
+    final = ""
 
     def told() -> list[dict[str, Any]]:
-        nonlocal tools, continued
+        nonlocal tools, final
         messages, tools, continues = read()
         checked_tools(manager, tools)
         variables.update(options(tools is not None))
@@ -62,17 +62,16 @@ async def chat_prompt(
             variables["tools"] = tools.for_template()
         if not messages:
             raise refusal("empty_input", "there is no text", param)
-        check_last(messages, continues=continues, param=param)
         shown = template_messages(messages)
+        check_last(shown, continues=continues, param=param)
         if continues:
+            manager.format.require_continuing()
             variables["continue_final_message"] = True
-            continued = shown[-1]["content"]
+            final = shown[-1]["content"]
         return shown
 
     prompt = await manager.text.encode_chat(told, variables)
-    if continued is not None:
-        prompt = manager.format.continued(prompt, continued)
-    return prompt, tools
+    return prompt._replace(final=final), tools
 
 
 async def chat_request(
@@ -100,16 +99,21 @@ async def chat_request(
             prompt.end,
             tools,
             request.constraint,
+            final=prompt.final,
             ignore_eos=request.sampling.ignore_eos,
         )
     if budget is not None and budget < (request.sampling.max_new_tokens or 0):
         request.constraint = manager.format.budgeted(
-            request.constraint, prompt.end, budget, param=_BUDGET
+            request.constraint, prompt, budget, param=_BUDGET
         )
     choices = []
     for _ in range(request.sampling.n):
         parser = manager.format.parser(
-            prompt.end, tools, reasoning=separate_reasoning, shows_reasoning=shows_reasoning
+            prompt.end,
+            tools,
+            final=prompt.final,
+            reasoning=separate_reasoning,
+            shows_reasoning=shows_reasoning,
         )
         choices.append(ParsedChoice(parser, manager.text.tokenizer))
     return ChatRequest(request=request, choices=choices)

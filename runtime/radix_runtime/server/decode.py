@@ -178,7 +178,10 @@ def _explain_json(data: bytes, error: Exception) -> RequestError:
             path = _path_of_bad_number(json.loads(data))
             if path is not None:
                 return refusal("invalid_type", f"{path}: not a finite number", path)
-    return refusal("invalid_json", f"the body is not valid JSON: {error}"[:_MAX_JSON_ERROR])
+    reason = str(error).removeprefix("JSON is malformed: ")
+    if isinstance(error, UnicodeDecodeError):
+        reason = "it is not UTF-8"
+    return refusal("invalid_json", f"the body is not valid JSON: {reason}"[:_MAX_JSON_ERROR])
 
 
 def _path_of_bad_number(value: Any) -> str | None:

@@ -29,7 +29,7 @@ async def chat(call: HttpCall, body: ChatBody) -> None:
         use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         continues = body.continue_final_message is True
         if body.add_generation_prompt is False and not continues:
-            message = "an answer begins a message, or see continue_final_message"
+            message = "it needs continue_final_message: else an answer begins a message"
             raise refusal("unsupported_parameter", message, "add_generation_prompt")
         return Conversation(messages=body.messages, tools=use, continues=continues)
 
@@ -142,9 +142,8 @@ class ChatAnswer(OpenAIAnswer):
     def _finish(self, index: int, delta: TextDelta) -> dict[str, Any]:
         fields = finish_fields(delta.finish)
         if fields["finish_reason"] == "stop" and self._choices[index].has_calls:
-            # A stop string may have cut the last call.
-            is_whole = self._choices[index].message.calls[-1].is_whole
-            if is_whole or not isinstance(fields["matched_stop"], str):
+            # What the client gave to stop at may have cut the last call.
+            if self._choices[index].message.calls[-1].is_whole:
                 fields["finish_reason"] = "tool_calls"
         return fields
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..messages import Generate, TextDelta
+from ..text.answer_parser import is_json
 from ..text.machine import Event
 from .chat_request import chat_request, template_options
 from .http_call import HttpCall
@@ -108,8 +109,9 @@ class ResponsesAnswer(SingleAnswer):
     def close_block(self, kind: str, *, is_cut: bool = False) -> Iterator[dict[str, Any]]:
         """The item as it is now."""
         text = "".join(self._text)
-        status = "incomplete" if is_cut else "completed"
         item = self._item
+        is_whole = is_json(text) if kind == "call" else not is_cut
+        status = "completed" if is_whole else "incomplete"
         if kind == "call":
             done = {**item, "arguments": text, "status": status}
             yield self._event(

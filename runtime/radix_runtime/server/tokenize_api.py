@@ -1,6 +1,7 @@
 """POST /tokenize and /detokenize."""
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,12 @@ from .tokenizer_manager import TokenizerManager
 
 _FEW = 4096  # token ids that are encoded at once
 _OF_PROMPTS = ("add_special_tokens",)
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "tools")
+_OF_MESSAGES = (
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "tools",
+)
 
 
 async def tokenize(call: HttpCall, body: TokenizeBody) -> None:
@@ -60,10 +66,18 @@ async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
     if use is not None:
         options["tools"] = use.for_template()
     messages = body.messages
-    if body.continue_final_message:
+    continues = body.continue_final_message is True
+    if continues:
+        manager.format.require_continuing()
         options["continue_final_message"] = True
-        check_last(messages, continues=True, param="messages")
-    prompt = await manager.text.encode_chat(lambda: template_messages(messages), options)
+
+    def shown() -> list[dict[str, Any]]:
+        found = template_messages(messages)
+        if continues:
+            check_last(found, continues=True, param="messages")
+        return found
+
+    prompt = await manager.text.encode_chat(shown, options)
     return [prompt.ids]
 
 

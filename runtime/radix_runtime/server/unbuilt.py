@@ -60,7 +60,7 @@ UNBUILT: dict[str, Unbuilt] = {
     "audio": Unbuilt(_MEDIA),
     "audio_data": Unbuilt(_MEDIA, ([],)),
     "chat_template": Unbuilt(_TEMPLATE),
-    "continue_final_message": Unbuilt("an answer always begins a new message", (False,)),
+    "continue_final_message": Unbuilt("the chat has it, /v1/messages does it by itself", (False,)),
     "echo": Unbuilt("only /v1/completions repeats the prompt", (False,)),
     "image_data": Unbuilt(_MEDIA, ([],)),
     "input_embeds": Unbuilt("a prompt is text or ids"),
@@ -111,7 +111,7 @@ UNBUILT: dict[str, Unbuilt] = {
     "return_hidden_states": Unbuilt(_HIDDEN, (False,)),
     "return_token_ids": Unbuilt("only /generate gives ids", (False,)),
     "return_tokens_as_token_ids": Unbuilt("only /generate gives ids", (False,)),
-    "spaces_between_special_tokens": Unbuilt("no spaces are added", (True, False)),
+    "spaces_between_special_tokens": Unbuilt("there is no such choice", (True, False)),
     "stream_interval": Unbuilt("events come as soon as the client reads them"),
     "token_ids_logprob": Unbuilt("use top_logprobs_num", ([],)),
     # Agents' APIs

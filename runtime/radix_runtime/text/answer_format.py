@@ -11,6 +11,7 @@ from ..errors import ConfigError, refusal
 from .answer_grammar import AnswerGrammar
 from .answer_parser import AnswerParser
 from .reasoning import reasoning_families
+from .reasoning.think import Start
 from .tokenizer import ChatPrompt, Tokenizer
 from .tool_grammar import ToolGrammar
 from .tool_parsers import tool_parsers
@@ -107,15 +108,11 @@ class AnswerFormat:
             message = f"the parser {self.tools.name} has no grammar of calls"
             raise refusal("unsupported_parameter", message, "tool_choice")
 
-    def continued(self, prompt: ChatPrompt, content: str) -> ChatPrompt:
-        """A prompt that ends with the `content` of a message with which the answer goes on. Raises
-        RequestError where that cannot be parsed."""
-        if self._reasoning is None:
-            return prompt
-        if not self._reasoning.can_continue:
+    def require_continuing(self) -> None:
+        """Raises RequestError unless an answer can go on with a message that was begun."""
+        if self._reasoning is not None and not self._reasoning.can_continue:
             message = f"messages of the format {self.reasoning.name} cannot be continued"
             raise refusal("unsupported_parameter", message, "messages")
-        return prompt._replace(end=self._reasoning.last_mark(content))
 
     def keep_special(self, tools: ToolUse | None, *, reasoning: bool = True) -> list[int]:
         """The special tokens that the parsers of an answer must see."""
@@ -130,25 +127,35 @@ class AnswerFormat:
         use: ToolUse | None,
         given: Constraint | None,
         *,
+        final: str = "",
         ignore_eos: bool = False,
     ) -> Constraint | None:
         """What the answer to a prompt must look like: `given` is what the request says beside its
         tools. With both the answer is one of them, with tools that must be called it is calls.
-        Reasoning comes before, also where it is left in the content. Raises RequestError, also
-        where the sampling parameter `ignore_eos` contradicts the tools."""
+        Reasoning comes before, also where it is left in the content. `final`: the content of the
+        message that the answer goes on with. Raises RequestError, also where the sampling parameter
+        `ignore_eos` contradicts the tools."""
         family = self._reasoning
-        start = "content" if family is None else family.start(prompt)
-        final = "" if family is None else family.final
+        start = self._start(prompt, final)
+        opening = "" if family is None else family.final
         if use is not None and (given is not None or use.mode != "auto" or use.has_strict):
             if ignore_eos:
                 message = "ignore_eos cannot go with calls that say where the answer ends"
                 raise refusal("invalid_combination", message, "ignore_eos")
-            given = Constraint(kind="lark", text=self._calls(use, given, final), param="tools")
-            final = ""  # is in the text
+            given = Constraint(kind="lark", text=self._calls(use, given, opening), param="tools")
+            opening = ""  # is in the text
         if given is None or family is None or start == "content":
             return given
         answer = AnswerGrammar(family.markers, self._special_id)
-        return msgspec.structs.replace(given, before=answer.behind(family, start, final))
+        return msgspec.structs.replace(given, before=answer.behind(family, start, opening))
+
+    def _start(self, prompt: str, final: str) -> Start:
+        """What the answer to a prompt begins with."""
+        if self._reasoning is None:
+            return "content"
+        if final:
+            return "reasoning" if self._reasoning.begun(final).in_reasoning else "content"
+        return self._reasoning.start(prompt)
 
     def _calls(self, use: ToolUse, given: Constraint | None, final: str) -> str:
         """The grammar of calls, or of an answer that follows `given` behind the text `final`."""
@@ -162,17 +169,18 @@ class AnswerFormat:
         return grammar.required(use) if use.mode == "required" else grammar.strict(use)
 
     def budgeted(
-        self, given: Constraint | None, prompt: str, tokens: int, *, param: str
+        self, given: Constraint | None, prompt: ChatPrompt, tokens: int, *, param: str
     ) -> Constraint | None:
         """`given`, and reasoning of at most so many tokens, as the field `param` says; what the
-        answer to a prompt must look like, of which the end is enough."""
+        answer to a prompt must look like."""
         family = self._reasoning
-        if family is None or self._tokenizer is None or family.start(prompt) == "content":
+        start = self._start(prompt.end, prompt.final)
+        if family is None or self._tokenizer is None or start == "content":
             return given
         budget = ReasoningBudget(
             tokens=tokens,
             family=self.reasoning.name,
-            prompt_end=prompt,
+            prompt_end=family.opening if prompt.final else prompt.end,
             closing=self._tokenizer.encode(family.closing_text, add_special_tokens=False),
         )
         return msgspec.structs.replace(given or Constraint("any", param=param), budget=budget)
@@ -194,14 +202,17 @@ class AnswerFormat:
         prompt: str,
         tools: ToolUse | None,
         *,
+        final: str = "",
         reasoning: bool = True,
         shows_reasoning: bool = True,
     ) -> AnswerParser | None:
         """A parser for one answer to a prompt, of which the end is enough; None where there is
-        nothing to be found. Not `reasoning`: it is left in the content."""
+        nothing to be found. `final`: the content of the message that the answer goes on with. Not
+        `reasoning`: it is left in the content."""
         reasoning_parser = None
         if self._reasoning is not None and reasoning:
-            reasoning_parser = self._reasoning.parser(prompt)
+            family = self._reasoning
+            reasoning_parser = family.begun(final) if final else family.parser(prompt)
         tool_parser = None
         if self._tool_parser is not None and tools is not None:
             tool_parser = self._tool_parser(tools.schemas)
@@ -214,6 +225,7 @@ class AnswerFormat:
             is_parallel=tools is None or tools.is_parallel,
             shows_reasoning=shows_reasoning,
             shows_content=not is_call or (self.has_reasoning and not reasoning),
+            num_begun=len(final),
         )
 
 

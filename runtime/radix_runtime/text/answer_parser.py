@@ -16,8 +16,8 @@ class AnswerParser:
 
     `reasoning` and `tools` may be None: then there is none to be found. Not `is_parallel`: of the
     calls only the first is given. Not `shows_reasoning`: reasoning is left out. Not
-    `shows_content`: the answer is calls alone, and what is between them, or of one that was cut, is
-    left out.
+    `shows_content`: the answer is calls alone; spaces between them and the beginning of one that
+    was cut are left out. `num_begun`: characters that `reasoning` has seen already.
 
     `in_reasoning`: the text so far ends in reasoning."""
 
@@ -29,6 +29,7 @@ class AnswerParser:
         is_parallel: bool = True,
         shows_reasoning: bool = True,
         shows_content: bool = True,
+        num_begun: int = 0,
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
@@ -39,7 +40,7 @@ class AnswerParser:
         if not shows_content:
             self._hidden.add("content")
         self._calls = 0
-        self._pushed = 0
+        self._pushed = num_begun
 
     @property
     def behind_reasoning(self) -> int | None:
@@ -101,6 +102,15 @@ def _push(parser: Parser | None, text: str) -> list[Event]:
     return content_events(text) if parser is None else parser.push(text)
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is a JSON value."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
 class ToolCall:
     """A call of a tool; `arguments` is the text that the model wrote, which should be JSON."""
 
@@ -121,11 +131,7 @@ class ToolCall:
     @property
     def is_whole(self) -> bool:
         """Whether the arguments are JSON."""
-        try:
-            msgspec.json.decode(self.arguments)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return False
-        return True
+        return is_json(self.arguments)
 
 
 class AnswerMessage:

@@ -1,6 +1,7 @@
 """Chat templates: Jinja sources from a model directory, rendered in a sandbox."""
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -47,7 +48,7 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = special_tokens
         self.takes_tools = "tools" in names
-        self._variables = frozenset(names - {"tools", "documents"})
+        self._variables = frozenset(names - _GIVEN)
         self.tool_source = tool_source
         self._for_tools: ChatTemplate | None = None
         if tool_source is not None:
@@ -123,18 +124,21 @@ class ChatTemplate:
         raise refusal("chat_template_error", message, "messages")
 
     def _until_final(self, messages: Messages, **options: Any) -> str:
-        """The prompt up to the end of the last message's content."""
+        """The prompt up to the end of the last message's content, which ends without spaces where
+        the template takes them away."""
         *before, last = messages
-        marked = {**last, "content": last["content"] + _FINAL_END}
+        mark = secrets.token_hex(16)  # which no message can have
+        marked = {**last, "content": f"{last['content']}{mark} "}
         text = self.render([*before, marked], add_generation_prompt=False, **options)
-        end = text.rfind(_FINAL_END)
-        if end < 0:
+        prompt, found, rest = text.rpartition(mark)
+        if not found:
             message = "the chat template does not write the final message as it is"
             raise refusal("chat_template_error", message, "messages")
-        return text[:end]
+        return prompt if rest.startswith(" ") else prompt.rstrip()
 
 
-_FINAL_END = "<|end of the final message|>"  # is found in what a template writes, and cut off
+# What `render` gives a template itself.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 _EXAMPLE = (  # a conversation with a call
     {"role": "user", "content": "?"},
     {

@@ -53,23 +53,26 @@ def read_messages(
     messages: Sequence[Mapping[str, Any]], *, continues: bool = False
 ) -> list[dict[str, Any]]:
     """A conversation given as Python objects, as chat templates take it; the answer `continues` its
-    last message, or is one. Fields of answers that are empty or None may stand. Raises
+    last message, or begins a new one. Fields of answers that are empty or None may stand. Raises
     RequestError."""
     if not messages:
         raise refusal("empty_input", "messages is empty", "messages")
     found = [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    check_last(found, continues=continues, param="messages")
-    return template_messages(found)
+    shown = template_messages(found)
+    check_last(shown, continues=continues, param="messages")
+    return shown
 
 
-def check_last(messages: Sequence[ChatMessage], *, continues: bool, param: str) -> None:
-    """Raises RequestError unless an answer can follow these messages, or continue the last of
-    them."""
+def check_last(messages: Sequence[Mapping[str, Any]], *, continues: bool, param: str) -> None:
+    """Raises RequestError unless an answer can follow these messages, as a template takes them, or
+    go on with the last of them. `param`: what the route calls them."""
     last = messages[-1]
-    if not continues and last.role == "assistant":
-        message = "the last message must not be the assistant's, unless it is to be continued"
+    if not continues and last["role"] == "assistant":
+        hint = ", unless continue_final_message is set" if param == "messages" else ""
+        message = f"the last message must not be the assistant's{hint}"
         raise refusal("invalid_value", message, param)
-    if continues and (last.role != "assistant" or last.tool_calls or not last.content):
+    is_open = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
+    if continues and not is_open:
         message = "what is continued is a message of the assistant with content and without calls"
         raise refusal("invalid_value", message, param)
 

@@ -29,11 +29,12 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class ChatPrompt(NamedTuple):
-    """The ids of a conversation, and by what its answer is parsed: the end of its text or, where a
-    message is continued, the last mark of reasoning in that."""
+    """The ids of a conversation, and by what its answer is parsed: the end of its text, and the
+    content of its last message where the answer goes on with that."""
 
     ids: list[int]
     end: str
+    final: str = ""
 
 
 class Tokenizer:

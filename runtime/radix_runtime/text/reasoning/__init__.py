@@ -49,10 +49,11 @@ class ReasoningFamily:
     markers: tuple[str, ...] = ("<think>", "</think>")
     can_continue: bool = True
 
-    def last_mark(self, content: str) -> str:
-        """Of a message that is continued: `opening` if its content ends in reasoning."""
-        in_reasoning = content.rfind(self.opening) > content.rfind(self.closing)
-        return self.opening if in_reasoning else self.closing
+    def begun(self, content: str) -> ReasoningParser:
+        """A parser for an answer that goes on with a message of this content."""
+        parser = ThinkParser("optional")
+        parser.push(content)
+        return parser
 
     def start(self, prompt: str) -> Start:
         """What an answer to a prompt, of which the end is enough, begins with."""
