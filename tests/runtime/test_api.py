@@ -11,6 +11,7 @@ from radix_runtime import __version__
 from radix_runtime.messages import Abort, Generate, RequestFailed, unpack_ids
 from tests.runtime.api_stack import CONTEXT, LONG, MODEL, VOCAB, Stack, in_background
 from tests.runtime.bad_requests import CHAT, good_request
+from tests.runtime.scripted_server import ScriptedServer
 
 
 def test_tokenize_is_what_runs(stack: Stack, client: httpx.Client) -> None:
@@ -142,6 +143,17 @@ def test_a_completion_of_no_tokens(client: httpx.Client) -> None:
     answer = client.post("/v1/completions", json=body).json()
     assert answer["choices"][0]["text"] == "" and answer["usage"]["completion_tokens"] == 0
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_completion_with_and_without_special_tokens() -> None:
+    with ScriptedServer() as server:
+        server.tokenizer._prefix = [1]  # as one that begins with BOS
+        for given, is_there in ((None, True), (True, True), (False, False)):
+            server.answers.append("b")
+            body = {"prompt": "a", "add_special_tokens": given}
+            httpx.post(f"{server.url}/v1/completions", json=body).raise_for_status()
+            ids = unpack_ids(server.requests[-1].input_ids)
+            assert (ids[0] == 1) == is_there
 
 
 def test_only_what_ended_well_is_timed(slow: Stack) -> None:

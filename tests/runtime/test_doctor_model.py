@@ -91,6 +91,8 @@ def test_errors_are_problems(here: Run, tmp_path: Path) -> None:
     done = here("doctor", str(tmp_path / "absent.gguf"))
     assert done.returncode == EXIT_CONFIG and "there is no file" in done.stdout
     assert "reinstall" not in done.stdout
+    done = here("doctor", "--device", "cuda")
+    assert done.returncode == EXIT_CONFIG and "--device is of a model" in done.stderr
     done = here("doctor", config_file(tmp_path, frobnicate=1), "--device", "cpu")
     assert rows(done.stdout)["unknown keys"] == "frobnicate"
 

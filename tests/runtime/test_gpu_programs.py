@@ -233,20 +233,47 @@ def test_family_tokens_compares_up_to_a_near_tie(monkeypatch: pytest.MonkeyPatch
     rounded = exact.clone()
     rounded[0, 1:, 1] = 4.0
     models = family_tokens.Made(folder=Path(), exact=exact, rounded=rounded)
-    unsure = torch.zeros(2, 4, dtype=torch.bool)
+    decided = torch.zeros(2, 4, dtype=torch.bool)
     monkeypatch.setattr(family_tokens, "next_logits", lambda model, rows, count: model)
-    monkeypatch.setattr(family_tokens, "unsure_choices", lambda model, rows, count: unsure)
+    monkeypatch.setattr(
+        family_tokens,
+        "routing_decides",
+        lambda model, rows, count: decided[[row[0] - 5 for row in rows]],
+    )
     text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4] * 2, 4)
     assert not good  # one of two to the end
     assert text.startswith("1 of 2 prompts compared to the end, 5 of 8 tokens equal")
-    assert "1 prompts part, 0 where a router is unsure, 0 at a clear gap, " in text
+    assert "1 prompts part, 0 where routing decides, 0 at a clear gap, " in text
     assert text.endswith("first: token 1 of prompt 0, gap 0.200")
     monkeypatch.setattr(family_tokens, "SHARE", 0.5)
     assert family_tokens.compare(models, [[5], [6]], [[2] * 4] * 2, 4)[1]
     text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)
-    assert not good and "0 where a router is unsure, 1 at a clear gap" in text
-    unsure[1, 3] = True  # excused, but too often
+    assert not good and "0 where routing decides, 1 at a clear gap" in text
+    decided[1, 3] = True  # excused, but too often
     text, good = family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)
-    assert not good and "1 where a router is unsure, 0 at a clear gap" in text
+    assert not good and "1 where routing decides, 0 at a clear gap" in text
     monkeypatch.setattr(family_tokens, "EXCUSED", 0.5)
     assert family_tokens.compare(models, [[5], [6]], [[2] * 4, [2, 2, 2, 1]], 4)[1]
+
+
+class Routed(torch.nn.Module):
+    """Token i is followed by 0, or by 1 where the first of i's two scores is the lower one."""
+
+    def __init__(self, scores: list[list[float]]) -> None:
+        super().__init__()
+        self.scores = torch.tensor(scores)
+        self.mlp = torch.nn.ModuleDict({"gate": torch.nn.Identity()})
+        self.lm_head = torch.nn.Linear(2, 2, bias=False)
+        self.lm_head.weight.data.copy_(torch.eye(2))
+
+    def model(self, input_ids: torch.Tensor, use_cache: bool) -> tuple[torch.Tensor]:
+        chosen = self.mlp["gate"](self.scores[input_ids]).argmax(-1)
+        return (torch.nn.functional.one_hot(chosen, 2).float(),)
+
+
+def test_where_routing_decides() -> None:
+    """Token 0 is sure of its expert, token 1 is not, within what bfloat16 rounds."""
+    model = Routed([[1.0, 0.5], [1.0, 1.001]])
+    decided = family_tokens.routing_decides(model, [[0, 0, 1, 0], [1, 1, 0, 0]], 3)
+    assert decided.tolist() == [[False, False, True], [True, True, False]]
+    assert not model.mlp["gate"]._forward_pre_hooks

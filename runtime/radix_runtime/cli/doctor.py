@@ -35,7 +35,9 @@ def run(namespace: argparse.Namespace) -> int:
     problems: list[Problem] = []
     sections: list[Callable[[], Facts]] = [_packages, _kernels, _machine, _gpu]
     usual = _REINSTALL
-    if namespace.model is not None:
+    if namespace.model is None:
+        doctor_model.require_none(namespace)
+    else:
         sections = [partial(doctor_model.model_facts, namespace)]
         usual = ""  # most are of the model's files, and their messages say all
     if namespace.ops:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import check_checkpoint, has_weights
-from ..config import INTEGER_QUANTIZATIONS, ServerArgs
+from ..config import INTEGER_QUANTIZATIONS, ServerArgs, flag_name
 from ..errors import ConfigError
 from ..hub import read_json, resolve_model_path
 from ..model_config import ModelConfig
@@ -25,19 +25,28 @@ _OPS = ("linear", "rmsnorm", "fused_qk_norm_rope_store", "flash_attn_with_kvcach
         "silu_and_mul", "top_k_top_p_sampling")  # fmt: skip
 
 
+_OF_MODEL = ("quantization", "dtype", "kv_cache_dtype", "device")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that are about a model."""
     what = "a directory, a GGUF file, a config.json or a hub name; without it: the installation"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=what)
-    for name in ("quantization", "dtype", "kv-cache-dtype", "device"):
-        parser.add_argument(f"--{name}", help="of MODEL, as radix serve takes it")
+    for name in _OF_MODEL:
+        parser.add_argument(flag_name(name), help="of MODEL, as radix serve takes it")
+
+
+def require_none(namespace: argparse.Namespace) -> None:
+    """Raises ConfigError for a flag that is about a model, where none was named."""
+    for name in _OF_MODEL:
+        if getattr(namespace, name) is not None:
+            raise ConfigError(f"{flag_name(name)} is of a model: radix doctor MODEL")
 
 
 def model_facts(namespace: argparse.Namespace) -> Facts:
     """The rows about a model, and what is wrong with it here. Raises ConfigError."""
     path, config = _find(namespace.model)
-    given = ("quantization", "dtype", "kv_cache_dtype", "device")
-    chosen = {name: getattr(namespace, name) for name in given}
+    chosen = {name: getattr(namespace, name) for name in _OF_MODEL}
     args = ServerArgs(**{name: value for name, value in chosen.items() if value is not None})
     yield "model", _outline(config)
     if config.unknown_keys:

@@ -208,7 +208,9 @@ class Intake:
                 continue
             status = 503 if all(_never_ran(request) for request in requests) else 504
             error = RequestError(
-                status=status, code="deadline_exceeded", message="deadline exceeded"
+                status=status,
+                code="deadline_exceeded",
+                message="the request has not ended within the server's --request-timeout",
             )
             self._live.fail(rid, error)
 

@@ -18,7 +18,8 @@ from .turns import in_turns
 async def completions(call: HttpCall, body: CompletionBody) -> None:
     """Continues each prompt. Raises RequestError."""
     manager = call.manager
-    all_ids = await manager.text.encode(body.prompt, "prompt")
+    special_tokens = body.add_special_tokens is not False
+    all_ids = await manager.text.encode(body.prompt, "prompt", special_tokens)
     requests: list[Generate] = []
     await in_turns(map(requests.append, completion_requests(manager.rules, body, all_ids)))
     echoed = [""] * len(requests)

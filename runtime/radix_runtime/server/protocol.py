@@ -146,6 +146,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    add_special_tokens: bool | None = None
 
 
 class GenerateSampling(Sampling, kw_only=True):

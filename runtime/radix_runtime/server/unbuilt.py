@@ -57,6 +57,7 @@ HARMLESS = frozenset(
 UNBUILT: dict[str, Unbuilt] = {
     # The prompt
     "add_generation_prompt": Unbuilt("an answer always begins a new message", (True,)),
+    "add_special_tokens": Unbuilt("only /v1/completions and /tokenize have the choice", (False,)),
     "audio": Unbuilt(_MEDIA),
     "audio_data": Unbuilt(_MEDIA, ([],)),
     "chat_template": Unbuilt(_TEMPLATE),
