@@ -61,7 +61,7 @@ def test_settings_are_told_as_they_were_resolved(server: Server) -> None:
         "num_threads": 1,
         "attention_backend": "paged",
         "max_running_requests": 64,
-        "chunked_prefill_size": 2048,
+        "chunked_prefill_size": 512,
         "context_length": 2048,
     }
     assert {name: info[name] for name in wanted} == wanted
