@@ -116,9 +116,7 @@ class ChatBuilder:
         self, chat: Chat, prompt: ChatPrompt, given: Constraint | None, params: SamplingParams
     ) -> Constraint | None:
         """What the answer to a prompt must look like: see AnswerFormat. Raises RequestError."""
-        return self._format.constraint(
-            prompt.end, chat.tools, given, final=prompt.final, ignore_eos=params.ignore_eos
-        )
+        return self._format.constraint(prompt, chat.tools, given, ignore_eos=params.ignore_eos)
 
     def answers(self, chat: Chat, requests: Sequence[Generate], field: str) -> "ChatAnswers":
         """The messages of the answers to `requests`, which are those of the conversations; `field`
@@ -126,7 +124,7 @@ class ChatBuilder:
         parsers = []
         for prompt, request in zip(chat.prompts, requests, strict=True):
             for _ in range(request.sampling.n):
-                parsers.append(self._format.parser(prompt.end, chat.tools, final=prompt.final))
+                parsers.append(self._format.parser(prompt, chat.tools))
         assert len(parsers) == len(by_choice(requests))
         return ChatAnswers([_ChoiceMessage(parser, field) for parser in parsers])
 

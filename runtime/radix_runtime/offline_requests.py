@@ -231,8 +231,8 @@ def _require_fields(values: Mapping[str, Any]) -> None:
 
 
 def checked(value: Any, kind: type[T], place: str) -> T:
-    """`value` as a `kind`, a msgspec Struct, also where it is one whose fields nobody has checked.
-    Raises ValueError, which begins with `place`."""
+    """`value` as a `kind`, such as a msgspec Struct, also where it is one whose fields nobody has
+    checked. Raises ValueError, which begins with `place`."""
     try:
         return msgspec.convert(plain(value), kind, str_keys=True)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-import msgspec
-
 from .config import ServerArgs, flag_name
 from .errors import ConfigError
-from .offline_requests import plain
+from .offline_requests import checked
 
 
 def settings_of(keywords: Mapping[str, Any]) -> ServerArgs:
@@ -35,7 +33,7 @@ def _of_type(kind: Any, value: Any, name: str) -> Any:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     try:
-        return msgspec.convert(plain(value), kind)
-    except msgspec.ValidationError as error:
+        return checked(value, kind, "")
+    except ValueError as error:
         text = str(error)
         raise ConfigError(f"{flag_name(name)}: {text[:1].lower()}{text[1:]}") from None

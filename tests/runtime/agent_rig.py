@@ -1,8 +1,12 @@
-"""What the tests of agents share: a server with a key, a tool, a conversation of three turns."""
+"""What the tests of agents share: a server, a client, a tool, a conversation of three turns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
 
 from tests.runtime.scripted_server import ScriptedServer
 from tests.runtime.tool_templates import HERMES
@@ -26,11 +30,20 @@ TURNS = [
 FINAL = "Paris is sunny and Rome is hot."
 
 
-def serve(folder: Path) -> ScriptedServer:
-    """A server that takes tools, with the key `key`."""
+def serve(folder: Path, api_key: str | None = "key") -> ScriptedServer:
+    """A server that takes tools."""
     file = folder / "hermes.jinja"
     file.write_text(HERMES)
-    return ScriptedServer(chat_template=str(file), api_key="key")
+    return ScriptedServer(chat_template=str(file), api_key=api_key)
+
+
+@contextmanager
+def calling(server: ScriptedServer) -> Iterator[httpx.Client]:
+    """A client of a server without a key, which has no answers yet and nothing open at the end."""
+    server.answers.clear()
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+    assert not server.manager._open
 
 
 def saw_both_answers(server: ScriptedServer) -> bool:

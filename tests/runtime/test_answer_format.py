@@ -12,7 +12,7 @@ from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.registry import entry_points
 from radix_runtime.text.answer_format import AnswerFormat, check_format_names, find_format
 from radix_runtime.text.reasoning import reasoning_families
-from radix_runtime.text.tokenizer import load_tokenizer
+from radix_runtime.text.tokenizer import ChatPrompt, load_tokenizer
 from radix_runtime.text.tool_parsers import tool_parsers
 from tests.runtime.tool_templates import TEMPLATES
 
@@ -42,7 +42,7 @@ def test_auto_reads_the_template(tmp_path: Path, family: str) -> None:
 def test_no_template_and_an_unknown_one(tmp_path: Path) -> None:
     format = found(tmp_path, "{{ messages }}")
     assert (format.tools.name, format.reasoning.name) == ("none", "none")
-    assert not format.has_tools and format.parser("", None) is None
+    assert not format.has_tools and format.parser(ChatPrompt(ids=[], end=""), None) is None
     nothing = find_format(ServerArgs(), None)
     assert nothing.tools.why == "there is no chat template"
 

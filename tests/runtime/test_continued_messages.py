@@ -13,28 +13,25 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from radix_runtime.errors import RequestError
 from radix_runtime.text.answer_format import AnswerFormat, Choice
 from radix_runtime.text.chat_template import ChatTemplate
+from tests.runtime.agent_rig import calling, serve
 from tests.runtime.parity import engine
 from tests.runtime.scripted_server import MODEL, ScriptedServer
 from tests.runtime.test_tool_calls import CHAT, TIME, USER, WEATHER, call_text, streamed
-from tests.runtime.tool_templates import HERMES, TEMPLATES
+from tests.runtime.tool_templates import TEMPLATES
 
 FINAL: dict[str, Any] = {"role": "assistant", "content": "The answer "}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    file = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    file.write_text(HERMES)
-    with ScriptedServer(chat_template=str(file)) as server:
+    with serve(tmp_path_factory.mktemp("template"), api_key=None) as server:
         yield server
 
 
 @pytest.fixture
 def client(server: ScriptedServer) -> Iterator[httpx.Client]:
-    server.answers.clear()
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with calling(server) as client:
         yield client
-    assert not server.manager._open
 
 
 def body(final: dict[str, Any] = FINAL, **fields: Any) -> dict[str, Any]:

@@ -12,7 +12,15 @@ import openai
 import pydantic
 import pytest
 
-from tests.runtime.agent_rig import CITIES, FINAL, SCHEMA, TURNS, saw_both_answers, serve
+from tests.runtime.agent_rig import (
+    CITIES,
+    FINAL,
+    SCHEMA,
+    TURNS,
+    call_text,
+    saw_both_answers,
+    serve,
+)
 from tests.runtime.scripted_server import MODEL, ScriptedServer
 
 
@@ -173,7 +181,7 @@ def test_a_response_that_was_cut(server: ScriptedServer, oai: openai.OpenAI) -> 
 
 def test_calls_that_were_cut(server: ScriptedServer, http: httpx.Client) -> None:
     """A call is complete if its arguments are, whatever ended the answer."""
-    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    call = call_text("Paris")
     for answer, fields, status in (
         (call, {"stop": "Pari"}, "incomplete"),
         (call + call, {"max_output_tokens": len(server.tokenizer.encode(call)) + 4}, "completed"),

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.runtime.agent_rig import calling
 from tests.runtime.scripted_server import MODEL, ScriptedServer
 from tests.runtime.tool_templates import HERMES
 
@@ -55,10 +56,8 @@ def server(template: str) -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def client(server: ScriptedServer) -> Iterator[httpx.Client]:
-    server.answers.clear()
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with calling(server) as client:
         yield client
-    assert not server.manager._open
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -8,23 +8,20 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.runtime.agent_rig import calling, serve
 from tests.runtime.scripted_server import ScriptedServer
 from tests.runtime.test_tool_calls import CHAT, USER, WEATHER, body, call_text
-from tests.runtime.tool_templates import HERMES
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    file = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    file.write_text(HERMES)
-    with ScriptedServer(chat_template=str(file)) as server:
+    with serve(tmp_path_factory.mktemp("template"), api_key=None) as server:
         yield server
 
 
 @pytest.fixture
 def client(server: ScriptedServer) -> Iterator[httpx.Client]:
-    server.answers.clear()
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with calling(server) as client:
         yield client
 
 

@@ -96,10 +96,9 @@ async def chat_request(
         # Schemas of a hundred tools take their time.
         request.constraint = await asyncio.to_thread(
             manager.format.constraint,
-            prompt.end,
+            prompt,
             tools,
             request.constraint,
-            final=prompt.final,
             ignore_eos=request.sampling.ignore_eos,
         )
     if budget is not None and budget < (request.sampling.max_new_tokens or 0):
@@ -109,11 +108,7 @@ async def chat_request(
     choices = []
     for _ in range(request.sampling.n):
         parser = manager.format.parser(
-            prompt.end,
-            tools,
-            final=prompt.final,
-            reasoning=separate_reasoning,
-            shows_reasoning=shows_reasoning,
+            prompt, tools, reasoning=separate_reasoning, shows_reasoning=shows_reasoning
         )
         choices.append(ParsedChoice(parser, manager.text.tokenizer))
     return ChatRequest(request=request, choices=choices)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ..errors import refusal
 from ..messages import Generate, TextDelta
 from ..text.choices import FLOOR, Scored, num_scored
 from ..text.machine import Event
@@ -28,9 +27,6 @@ async def chat(call: HttpCall, body: ChatBody) -> None:
     def read() -> Conversation:
         use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         continues = body.continue_final_message is True
-        if body.add_generation_prompt is False and not continues:
-            message = "it needs continue_final_message: else an answer begins a message"
-            raise refusal("unsupported_parameter", message, "add_generation_prompt")
         return Conversation(messages=body.messages, tools=use, continues=continues)
 
     options = partial(

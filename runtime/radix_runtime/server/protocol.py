@@ -126,6 +126,9 @@ class ChatBody(OpenAIBody, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_continuing(self.continue_final_message, self.add_generation_prompt)
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            message = "it needs continue_final_message: else an answer begins a message"
+            raise refusal("unsupported_parameter", message, "add_generation_prompt")
         if self.top_logprobs and not self.logprobs:
             raise refusal("invalid_combination", "top_logprobs needs logprobs", "top_logprobs")
         if self.max_completion_tokens is not None:

@@ -123,20 +123,18 @@ class AnswerFormat:
 
     def constraint(
         self,
-        prompt: str,
+        prompt: ChatPrompt,
         use: ToolUse | None,
         given: Constraint | None,
         *,
-        final: str = "",
         ignore_eos: bool = False,
     ) -> Constraint | None:
         """What the answer to a prompt must look like: `given` is what the request says beside its
         tools. With both the answer is one of them, with tools that must be called it is calls.
-        Reasoning comes before, also where it is left in the content. `final`: the content of the
-        message that the answer goes on with. Raises RequestError, also where the sampling parameter
-        `ignore_eos` contradicts the tools."""
+        Reasoning comes before, also where it is left in the content. Raises RequestError, also
+        where the sampling parameter `ignore_eos` contradicts the tools."""
         family = self._reasoning
-        start = self._start(prompt, final)
+        start = self._start(prompt)
         opening = "" if family is None else family.final
         if use is not None and (given is not None or use.mode != "auto" or use.has_strict):
             if ignore_eos:
@@ -149,13 +147,13 @@ class AnswerFormat:
         answer = AnswerGrammar(family.markers, self._special_id)
         return msgspec.structs.replace(given, before=answer.behind(family, start, opening))
 
-    def _start(self, prompt: str, final: str) -> Start:
+    def _start(self, prompt: ChatPrompt) -> Start:
         """What the answer to a prompt begins with."""
         if self._reasoning is None:
             return "content"
-        if final:
-            return "reasoning" if self._reasoning.begun(final).in_reasoning else "content"
-        return self._reasoning.start(prompt)
+        if prompt.final:
+            return "reasoning" if self._reasoning.begun(prompt.final).in_reasoning else "content"
+        return self._reasoning.start(prompt.end)
 
     def _calls(self, use: ToolUse, given: Constraint | None, final: str) -> str:
         """The grammar of calls, or of an answer that follows `given` behind the text `final`."""
@@ -174,8 +172,7 @@ class AnswerFormat:
         """`given`, and reasoning of at most so many tokens, as the field `param` says; what the
         answer to a prompt must look like."""
         family = self._reasoning
-        start = self._start(prompt.end, prompt.final)
-        if family is None or self._tokenizer is None or start == "content":
+        if family is None or self._tokenizer is None or self._start(prompt) == "content":
             return given
         budget = ReasoningBudget(
             tokens=tokens,
@@ -199,20 +196,19 @@ class AnswerFormat:
 
     def parser(
         self,
-        prompt: str,
+        prompt: ChatPrompt,
         tools: ToolUse | None,
         *,
-        final: str = "",
         reasoning: bool = True,
         shows_reasoning: bool = True,
     ) -> AnswerParser | None:
-        """A parser for one answer to a prompt, of which the end is enough; None where there is
-        nothing to be found. `final`: the content of the message that the answer goes on with. Not
+        """A parser for one answer to a prompt; None where there is nothing to be found. Not
         `reasoning`: it is left in the content."""
         reasoning_parser = None
         if self._reasoning is not None and reasoning:
             family = self._reasoning
-            reasoning_parser = family.begun(final) if final else family.parser(prompt)
+            final = prompt.final
+            reasoning_parser = family.begun(final) if final else family.parser(prompt.end)
         tool_parser = None
         if self._tool_parser is not None and tools is not None:
             tool_parser = self._tool_parser(tools.schemas)
@@ -225,7 +221,7 @@ class AnswerFormat:
             is_parallel=tools is None or tools.is_parallel,
             shows_reasoning=shows_reasoning,
             shows_content=not is_call or (self.has_reasoning and not reasoning),
-            num_begun=len(final),
+            num_begun=len(prompt.final),
         )
 
 
