@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -173,6 +174,7 @@ class Gpus(SharedMemory):
         self._nccl_only = nccl_only
         self._peers: Any = None
         self._nccl: Any = None
+        self._nccl_abort: threading.Thread | None = None
         self._device = torch.device("cuda")
 
     def open(self, device: Device) -> None:
@@ -228,15 +230,26 @@ class Gpus(SharedMemory):
         if self._peers is not None:
             with self._abort_errors:
                 self._peers.check()
+        if self._nccl is not None and self._shm.aborted_by is not None:
+            # NCCL's waits end without a word.
+            raise CommunicatorAborted(f"the group was aborted by rank {self._shm.aborted_by}")
 
     def abort(self) -> None:
         super().abort()
-        if self._nccl is not None:
-            self._nccl.abort()
+        self._abort_nccl()
+
+    def _abort_nccl(self) -> None:
+        """Ends NCCL's waits on the device. On a thread of its own: it also waits for the graphs
+        that hold NCCL's work, which whoever aborts may be the one to release."""
+        if self._nccl is None or self._nccl_abort is not None:
+            return
+        self._nccl_abort = threading.Thread(target=self._nccl.abort, daemon=True)
+        self._nccl_abort.start()
 
     def close(self) -> None:
-        if self._nccl is not None:
-            self._nccl.abort()
+        self._abort_nccl()
+        if self._nccl_abort is not None:
+            self._nccl_abort.join(_TIMEOUT)
             # Never destroyed: torch's destructor would wait, holding the interpreter's lock, for
             # work that no other rank will complete.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))

@@ -51,9 +51,14 @@ class Rank:
         assert all(torch.equal(row, mine) for row in rows), "ranks hold different bits"
 
 
+def limit(world: int) -> float:
+    """LIMIT for each rank that a GPU has: their kernels take turns."""
+    return LIMIT * max(1, world // torch.cuda.device_count())
+
+
 def connect(rank: int, world: int, path: str, timeout: float) -> Rank:
-    """Joins the group; a rank that takes longer than LIMIT prints where it stands."""
-    faulthandler.dump_traceback_later(LIMIT - 5)
+    """Joins the group; a rank that takes longer than its limit prints where it stands."""
+    faulthandler.dump_traceback_later(limit(world) - 5)
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     shm = ShmCommunicator(name=path, rank=rank, world_size=world, max_bytes=1 << 20, timeout=60.0)
@@ -75,7 +80,7 @@ def spawn(world: int, target: Callable[..., None], *args: object, dies: bool = F
         ]
         for process in ranks:
             process.start()
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + limit(world)
         for process in ranks:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():

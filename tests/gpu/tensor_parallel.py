@@ -264,27 +264,34 @@ def decode_time(run: Run, ranks: int, count: int = 200, **settings: Any) -> floa
         return (time.perf_counter() - start) / count * 1e3
 
 
-def models(folder: Path) -> Iterator[tuple[str, Path | None]]:
-    """Names and folders; the embedded model is None."""
-    yield "random Llama", random_llama(folder)
-    for name in rank_models.NAMES:
-        yield name, rank_models.random_model(name, folder / name)
-    yield "embedded model", None
+MODELS = ("llama", *rank_models.NAMES, "embedded")
 
 
-def check_models(run: Run, folder: Path, worlds: list[int], gpus: int) -> None:
-    """Tokens of all models for every number of ranks and toggle; the death of a rank for the
+def model_folder(name: str, folder: Path) -> Path | None:
+    """Where the model of MODELS is; the embedded one is None."""
+    if name == "embedded":
+        return None
+    if name == "llama":
+        return random_llama(folder)
+    return rank_models.random_model(name, folder / name)
+
+
+def check_models(
+    run: Run, folder: Path, worlds: list[int], *, gpus: int, names: list[str], toggles: list[str]
+) -> None:
+    """Tokens of these models for every number of ranks and toggle; the death of a rank for the
     embedded one."""
-    for name, model in models(folder):
+    for name in names:
+        model = model_folder(name, folder)
         with run.stage(f"{name}: one rank"), run.engine(model, 1) as e:
             want = answers(e)
         for ranks in worlds:
             if ranks > gpus:
                 os.environ[SHARED] = "1"
-            for toggle, settings in TOGGLES.items():
+            for toggle in toggles:
                 with (
                     run.stage(f"{name}: {ranks} ranks, {toggle}"),
-                    run.engine(model, ranks, **settings) as e,
+                    run.engine(model, ranks, **TOGGLES[toggle]) as e,
                 ):
                     check_tokens(run, ranks, want, e)
                     if model is None:
@@ -330,6 +337,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", choices=("tokens", "draws", "decode"))
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=list(MODELS))
+    parser.add_argument("--toggles", choices=TOGGLES, nargs="+", default=list(TOGGLES))
     parser.add_argument("--limit", type=float, default=90.0, help="seconds of a stage")
     args = parser.parse_args()
     gpus = torch.cuda.device_count() if args.device != "cpu" else max(args.ranks)
@@ -344,7 +353,14 @@ def main() -> None:
         )
         sys.path.insert(0, folder)  # workers get this process's path
         if args.only in (None, "tokens"):
-            check_models(run, Path(folder), args.ranks, gpus)
+            check_models(
+                run,
+                Path(folder),
+                args.ranks,
+                gpus=gpus,
+                names=args.models,
+                toggles=args.toggles,
+            )
         if args.only in (None, "draws"):
             check_all_draws(run, Path(folder), args.ranks, gpus)
         if args.only in (None, "decode"):

@@ -207,6 +207,40 @@ def test_a_wait_that_failed_on_the_device_is_an_error(tmp_path):
     run_ranks(tmp_path / "group", body)
 
 
+class NcclInGraphs:
+    """As ProcessGroupNCCL is whose work lies in captured graphs: it aborts once they are gone."""
+
+    def __init__(self):
+        self.asked = threading.Event()
+        self.graphs_are_gone = threading.Event()
+        self.aborted = False
+
+    def abort(self):
+        self.asked.set()
+        assert self.graphs_are_gone.wait(30)
+        self.aborted = True
+
+
+def test_an_abort_does_not_wait_for_graphs_that_hold_nccl_s_work(tmp_path):
+    nccl = NcclInGraphs()
+
+    def body(group):
+        if group.rank == 1:
+            return True
+        group._nccl = nccl
+        group.check()
+        group.abort()  # a wait here would be for ever: the graphs go after it
+        group.abort()
+        assert nccl.asked.wait(30)
+        with pytest.raises(CommunicatorAborted, match="by rank 0"):
+            group.check()
+        nccl.graphs_are_gone.set()
+        return True
+
+    assert run_ranks(tmp_path / "group", body) == [True, True]
+    assert nccl.aborted  # `close` has waited for it
+
+
 def test_cpu_ranks_keep_shared_memory(tmp_path):
     group = connect(ServerArgs(tp_size=1), str(tmp_path / "group"), 0, Device.resolve("cpu"))
     assert type(group) is SharedMemory and not isinstance(group, Gpus)
