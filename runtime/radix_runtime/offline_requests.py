@@ -1,6 +1,5 @@
 """What the callers of `Engine` give, as requests of the scheduler."""
 
-import difflib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from .errors import RequestError
 from .grammar.service import Grammars
 from .messages import Generate, pack_ids
 from .sampling_params import Limits, SamplingParams
+from .suggestions import did_you_mean
 from .text.tokenizer import Tokenizer
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
@@ -225,8 +225,7 @@ def _require_fields(values: Mapping[str, Any]) -> None:
     """Raises ValueError for a sampling parameter that there is not."""
     for name in values:
         if name not in ConstrainedParams.__struct_fields__:
-            near = difflib.get_close_matches(str(name), ConstrainedParams.__struct_fields__, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(str(name), ConstrainedParams.__struct_fields__)
             raise ValueError(f"sampling_params have no {name}{hint}")
 
 

@@ -41,6 +41,7 @@ BASE = (
     "step_plan",
     "step_shape",
     "step_times",
+    "suggestions",
 )
 ORDER = (
     BASE,

@@ -1,7 +1,6 @@
 """Command-line flags, generated from ServerArgs: one definition for help, types and aliases."""
 
 import argparse
-import difflib
 import typing
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -13,6 +12,7 @@ from ..config import SECRETS, ServerArgs, flag_name
 from ..errors import ConfigError
 from ..log import setup_logging
 from ..sampling_params import SamplingParams
+from ..suggestions import did_you_mean
 
 # Flags of other servers that ask for what happens anyway.
 _ALWAYS = {
@@ -73,7 +73,6 @@ class Parser(argparse.ArgumentParser):
 
 
 _OPPOSITES = {"--enable": "--disable", "--disable": "--enable"}
-_NEAR = 0.75  # how much of a flag's letters must agree, as `difflib` counts
 
 
 def _unknown_flag(flag: str, known: list[str]) -> str:
@@ -82,8 +81,7 @@ def _unknown_flag(flag: str, known: list[str]) -> str:
         return f"{flag}: {_UNBUILT_FLAGS[flag]}"
     opposite = _OPPOSITES.get(flag[: flag.find("-", 2)], "--never")
     names = [name.strip("-") for name in known if not name.startswith(opposite)]
-    near = difflib.get_close_matches(flag.strip("-"), names, n=1, cutoff=_NEAR)
-    return f"unknown flag {flag}" + (f"; did you mean --{near[0]}?" if near else "")
+    return f"unknown flag {flag}{did_you_mean(flag.strip('-'), names, '--')}"
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:

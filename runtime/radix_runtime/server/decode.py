@@ -1,6 +1,5 @@
 """How the bytes of a body become one of protocol.py's or an error that names the field."""
 
-import difflib
 import json
 import math
 import re
@@ -12,6 +11,7 @@ import msgspec
 
 from ..errors import RequestError, refusal
 from ..sampling_params import SamplingParams
+from ..suggestions import did_you_mean
 from ..text.conversation import TextPart
 from .json_scan import check_shape
 from .unbuilt import HARMLESS, UNBUILT
@@ -21,7 +21,7 @@ _MAX_JSON_ERROR = 200  # characters
 _MAX_WARNINGS = 10
 _MAX_HARMLESS = 64 << 10  # characters of a field that does nothing,
 _MAX_HARMLESS_PARTS = 1024  # and values in it
-_NEAR = 0.75  # how much of a field's letters must agree, as `difflib` counts
+_IGNORED = "; a server with --allow-unknown-fields ignores it"
 _EXPLAINED = 16 << 10  # only small bodies are parsed a second time to name a bad number
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -112,8 +112,8 @@ class _Sieve:
                 message = f"{where} is not supported: {unbuilt.why}"
                 raise refusal("unsupported_parameter", message, where)
         elif not self._lenient:
-            message = f"unknown parameter {where}{_did_you_mean(name, built)}"
-            raise refusal("unknown_parameter", message, where)
+            hint = did_you_mean(name, built) or _IGNORED
+            raise refusal("unknown_parameter", f"unknown parameter {where}{hint}", where)
         elif len(self.warnings) < _MAX_WARNINGS:
             self.warnings.append(f"unknown parameter {where} was ignored")
 
@@ -138,14 +138,6 @@ def _is_large(value: Any) -> bool:
         elif isinstance(part, list):
             open_parts += part
     return False
-
-
-def _did_you_mean(name: str, built: Sequence[str]) -> str:
-    """The rest of the sentence about an unknown field: what was meant, or how it may pass."""
-    near = difflib.get_close_matches(name[:_MAX_NAME], built, n=1, cutoff=_NEAR)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return "; a server with --allow-unknown-fields ignores it"
 
 
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
