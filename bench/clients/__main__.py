@@ -23,6 +23,7 @@ from radix_runtime.cli.figures import Record, figures, machine
 from radix_runtime.cli.load_backends import OpenAI
 from radix_runtime.cli.load_client import Job
 from radix_runtime.cli.load_processes import run_load
+from radix_runtime.cli.output_file import output_file
 from radix_runtime.cli.raw_client import Target
 from radix_runtime.cli.workload import Item
 
@@ -99,7 +100,7 @@ def main() -> None:
     parser.add_argument("--tick-ms", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=1, help="of our client")
     parser.add_argument("--only", nargs="+", help="these clients")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE")
     args = parser.parse_args()
     report: dict[str, Any] = {**machine(), **vars(args), "json": None, "clients": {}}
     for name, client in clients(args.processes).items():

@@ -25,6 +25,7 @@ from typing import Any
 
 from bench.serving.model_shape import ModelShape
 from radix_runtime.cli.figures import machine
+from radix_runtime.cli.output_file import output_file
 
 from .contender import MODULES, Arm, EngineSizes
 from .floors import DENSE, Gpu, decode_floor_ms
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ENGINE[-NAME][:FIELD=VALUE,...]",
         help="an engine with settings of its own; default: radix, and vllm where it is installed",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures there")
     _add_works(parser)
     gpu = Gpu()
     parser.add_argument("--read-gbs", type=float, default=gpu.read_gbs, help="of the floors")

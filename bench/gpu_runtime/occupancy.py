@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from radix_runtime.cli.figures import machine
+from radix_runtime.cli.output_file import output_file
 from radix_runtime.engine.facts import engine_facts
 from radix_runtime.offline import Engine
 
@@ -292,7 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--settings", type=json.loads, default={}, metavar="JSON", help="further ones of the engine"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures there")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     return parser
 

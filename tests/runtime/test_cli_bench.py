@@ -85,6 +85,37 @@ def test_bench_offline_with_dummy_weights(tmp_path: Path, here: Run) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+MODES = {
+    "offline": ("--json",),
+    "serve": ("--json",),
+    "overload": ("--json",),
+    "profile": ("--json",),
+    "steps": ("a-trace", "--json"),
+    "workload": ("--output",),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    mode: str, tmp_path: Path, here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(file: Path) -> str:
+        result = here("bench", mode, *MODES[mode], str(file))
+        assert result.returncode == 78 and result.stderr.count("\n") == 1 and not result.stdout
+        return result.stderr
+
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    for folder in (tmp_path / "absent", old):
+        reason = f"{MODES[mode][-1]}: there is no directory {folder}"
+        assert reason in told(folder / "out.json")
+    assert f"{tmp_path} is a directory" in told(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    for file in (old, tmp_path / "new.json"):
+        assert f"no permission to write {file}" in told(file)
+    assert old.read_text() == "old" and not (tmp_path / "new.json").exists()
+
+
 def flags(**given: object) -> argparse.Namespace:
     unset = {
         "dataset": None,

@@ -15,6 +15,7 @@ from . import bench_overload
 from .figures import Objectives, figures, machine
 from .flags import add_model_argument, add_server_flags, check_sampling
 from .load_backends import BACKENDS
+from .output_file import output_file
 from .workload import add_workload_arguments, positive
 
 _STATISTIC = re.compile(r"(mean|median|std|max|p\d+)_(\w+)_ms")
@@ -35,18 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_profile_arguments(modes.add_parser("profile", help="where the time of a step goes"))
     steps = modes.add_parser("steps", help="what a trace of steps says (--trace, /step_trace)")
     steps.add_argument("trace", metavar="FILE", help="the trace, in Chrome's format")
-    steps.add_argument("--json", metavar="FILE", help="write the figures there")
+    steps.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
     overload = modes.add_parser("overload", help="a running server, of which too much is asked")
     _add_address_arguments(overload)
     bench_overload.add_arguments(overload)
-    overload.add_argument("--json", metavar="FILE", help="write the figures there")
+    overload.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the figures there"
+    )
     for mode in (offline, serve, workload):
         add_workload_arguments(mode)
     for mode in (serve, workload):
         mode.add_argument(
             "--tokenizer", help="directory or hub name; needed for conversations, not for lengths"
         )
-    workload.add_argument("--output", required=True, metavar="FILE", help="where they are written")
+    workload.add_argument(
+        "--output",
+        type=output_file,
+        required=True,
+        metavar="FILE",
+        help="where they are written",
+    )
     offline.add_argument(
         "--stream", action="store_true", help="note the time of each token, at a cost for the host"
     )
@@ -77,7 +86,7 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-traces", metavar="DIR", help="keep the traces, in Chrome's format, there"
     )
-    group.add_argument("--json", metavar="FILE", help="write the figures there")
+    group.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
 
 
 class _Merge(argparse.Action):
@@ -107,7 +116,7 @@ def _add_measure_arguments(
         metavar="NAME:MS",
         help=f"goodput: requests a second that meet all of these; names: {', '.join(_OBJECTIVES)}",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
 
 
 def _add_address_arguments(parser: argparse.ArgumentParser) -> None:
@@ -195,11 +204,11 @@ def run(namespace: argparse.Namespace) -> int:
     return _report(result, namespace.json)
 
 
-def _report(result: dict[str, Any], file: str | None) -> int:
+def _report(result: dict[str, Any], file: Path | None) -> int:
     """Prints the figures and writes them to a file, if there is one; the exit code."""
     _print_figures(result)
     if file is not None:
-        Path(file).write_text(json.dumps(result, indent=1) + "\n")
+        file.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if result["failed"] == 0 else 1
 
 

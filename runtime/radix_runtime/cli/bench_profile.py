@@ -36,7 +36,7 @@ def profile(namespace: argparse.Namespace) -> None:
             "context": namespace.context,
             "rows": {rows: asdict(measured) for rows, measured in found.items()},
         }
-        Path(namespace.json).write_text(json.dumps(report, indent=1) + "\n")
+        namespace.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _profiled(engine: Engine, rows: int, context: int, steps: int, folder: str) -> StepProfile:

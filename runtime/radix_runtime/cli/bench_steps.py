@@ -41,7 +41,7 @@ def steps(namespace: argparse.Namespace) -> None:
     print("\n".join(lines(found)))
     if namespace.json is not None:
         report = [asdict(summary) for summary in found]
-        Path(namespace.json).write_text(json.dumps(report, indent=1) + "\n")
+        namespace.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def summaries(trace: Path) -> list[StepSummary]:

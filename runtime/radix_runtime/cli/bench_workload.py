@@ -26,7 +26,7 @@ def write(namespace: argparse.Namespace) -> None:
         f"{len(items)} requests of {workload.name}{by}, seed {namespace.workload_seed}, {today}: "
         "[prompt tokens, output tokens]"
     )
-    file = Path(namespace.output)
+    file: Path = namespace.output
     file.write_text(json.dumps({"what": what, "requests": lengths}) + "\n")
     prompt = sum(length for length, _ in lengths)
     output = sum(length for _, length in lengths)

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..offline import Engine
 from ..progress import with_progress
 from .flags import add_sampling_flags, add_server_flags, engine_args, sampling_of
+from .output_file import output_file
 from .prompt_file import Line, read_lines, read_standard_input
 
 _INPUT_HELP = (
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `radix generate`."""
     parser.add_argument("input", nargs="?", metavar="FILE", help=_INPUT_HELP)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="complete this, and print the text")
-    parser.add_argument("-o", "--output", metavar="FILE", help="JSONL; default: standard output")
+    what = "JSONL; default: standard output"
+    parser.add_argument("-o", "--output", type=output_file, metavar="FILE", help=what)
     parser.add_argument("--chat", action="store_true", help="prompts are messages of a user")
     add_sampling_flags(parser)
     add_server_flags(parser, engine_only=True)
@@ -73,9 +75,10 @@ def _is_chat_model(engine: Engine) -> bool:
     return engine.tokenizer is not None and engine.tokenizer.chat_template is not None
 
 
-def _open_output(path: str | None) -> TextIO:
+def _open_output(path: Path | None) -> TextIO:
     """The output file, or standard output: UTF-8 whatever the locale."""
-    return open(path or _STANDARD_OUTPUT, "w", encoding="utf-8", closefd=bool(path))
+    file = _STANDARD_OUTPUT if path is None else path
+    return open(file, "w", encoding="utf-8", closefd=path is not None)
 
 
 def _write_text(out: TextIO, stream: Iterable[dict[str, Any]]) -> None:
