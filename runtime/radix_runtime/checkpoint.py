@@ -20,6 +20,7 @@ INDEX_FILE = "model.safetensors.index.json"
 # By the names that safetensors has for them; the first of them that is found counts.
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _HEAD = ".lm_head."
+_SUFFIXES = (".safetensors", ".bin", ".gguf")  # of weights, also in formats that are not read
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -55,9 +56,10 @@ def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
 
 
 def has_weights(path: Path) -> bool:
-    """Whether there are weights at `path`: a GGUF file, or a directory with those of a model."""
+    """Whether there are weights at `path`, whether they can be loaded or not: a GGUF file, or a
+    directory with those of a model."""
     if path.is_dir():
-        return any((path / name).exists() for name in (SINGLE_FILE, INDEX_FILE))
+        return any(file.suffix in _SUFFIXES or file.name == INDEX_FILE for file in path.iterdir())
     return is_gguf(path)
 
 

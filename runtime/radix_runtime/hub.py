@@ -81,6 +81,13 @@ def fetch_weights(name: str | None, folder: Path, *, download_dir: str | None = 
     _download(name, files, revision=folder.name, download_dir=download_dir)
 
 
+def lacks_weights(name: str | None, folder: Path) -> bool:
+    """Whether `fetch_weights` would have something to download. Raises ConfigError."""
+    if name is None or Path(name).expanduser().exists():
+        return False
+    return not all(path.is_file() for path in checkpoint_files(folder))
+
+
 def _download(
     name: str, patterns: Sequence[str], *, revision: str | None, download_dir: str | None
 ) -> Path:

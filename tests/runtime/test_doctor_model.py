@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from radix_runtime import Engine
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device, Memory
 from radix_runtime.engine.facts import engine_facts
 from radix_runtime.engine.planned_model import PlannedModel
-from radix_runtime.errors import EXIT_CONFIG
+from radix_runtime.errors import EXIT_CONFIG, ConfigError
 from radix_runtime.hub import DEMO_MODEL_DIR
 from radix_runtime.model_config import ModelConfig
 from tests.runtime.command import Run
@@ -95,6 +99,86 @@ def test_errors_are_problems(here: Run, tmp_path: Path) -> None:
     assert done.returncode == EXIT_CONFIG and "--device is of a model" in done.stderr
     done = here("doctor", config_file(tmp_path, frobnicate=1), "--device", "cpu")
     assert rows(done.stdout)["unknown keys"] == "frobnicate"
+
+
+def write_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def lose_a_shard(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = {key: f"part-{i % 2}.safetensors" for i, key in enumerate(tensors)}
+    kept = {key: tensor for key, tensor in tensors.items() if names[key] == "part-0.safetensors"}
+    save_file(kept, folder / "part-0.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+NORM = "model.layers.0.input_layernorm.weight"
+PRODUCT = "model.layers.1.mlp.up_proj.weight"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing tensor": (
+        lambda folder: write_tensors(folder, lambda held: held.pop(PRODUCT)),
+        f"no tensor for {PRODUCT}",
+    ),
+    "extra tensor": (
+        lambda folder: write_tensors(folder, lambda held: held.update(odd=torch.zeros(1))),
+        "odd has no place in this model",
+    ),
+    "shape of a product": (
+        lambda folder: write_tensors(
+            folder, lambda held: held.update({PRODUCT: held[PRODUCT][1:].contiguous()})
+        ),
+        f"{PRODUCT} has shape [",
+    ),
+    "shape of a norm": (
+        lambda folder: write_tensors(
+            folder, lambda held: held.update({NORM: held[NORM][1:].contiguous()})
+        ),
+        f"{NORM} has shape [",
+    ),
+    "type": (
+        lambda folder: write_tensors(
+            folder, lambda held: held.update({PRODUCT: held[PRODUCT].to(torch.int8)})
+        ),
+        f"{PRODUCT} holds int8, expected bfloat16",
+    ),
+    "missing shard": (lose_a_shard, "part-1.safetensors does not exist"),
+    "another format": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "pytorch_model.bin is of another format",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_doctor_and_engine_refuse_files_in_the_same_words(
+    damage: str, here: Run, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model"))
+    spoil, expected = DAMAGES[damage]
+    spoil(folder)
+    check_same_words(here, folder, expected)
+
+
+def test_doctor_and_engine_refuse_a_gguf_file_in_the_same_words(here: Run, tmp_path: Path) -> None:
+    case = CASES["llama"]
+    model = gguf_model(case)
+    model.model.layers[1].mlp.up_proj.weight.data = torch.zeros(128, 256)
+    path = write_gguf(tmp_path / "model.gguf", case, model, as_codes("Q8_0"))
+    check_same_words(here, path, "blk.1.ffn_up.weight")
+
+
+def check_same_words(here: Run, model: Path, expected: str) -> None:
+    done = here("doctor", str(model), "--device", "cpu")
+    assert done.returncode == EXIT_CONFIG
+    with pytest.raises(ConfigError) as caught:
+        Engine(model, device="cpu")
+    assert expected in str(caught.value)
+    assert done.stdout.splitlines()[-1] == f"problem: {caught.value}"
 
 
 def check_against_engine(model: Path, **settings: Any) -> None:

@@ -55,6 +55,13 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     save_file(tensors, file)
 
 
+def no_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr(loader.LoadedParameter, "load", load)
+
+
 def test_a_sharded_checkpoint_is_the_same(original: Path, tmp_path: Path) -> None:
     save(reference_model("llama_yarn"), tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -124,9 +131,30 @@ def test_a_merged_name_and_its_parts_are_not_mixed_up(folder: Path) -> None:
         ("model.layers.0.mlp.down_proj.weight", (96, 128)),
     ],
 )
-def test_a_wrong_shape(folder: Path, key: str, shape: tuple[int, ...]) -> None:
+def test_a_wrong_shape(
+    folder: Path, key: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_weight_is_read(monkeypatch)
     rewrite(folder, lambda tensors: tensors.update({key: torch.zeros(shape)}))
     with pytest.raises(ConfigError, match=rf"{key} has shape \[.*\], expected \["):
+        Driver(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "dtype", "message"),
+    [
+        ("model.layers.2.mlp.down_proj.weight", torch.int8, "holds int8, expected float32"),
+        ("model.embed_tokens.weight", torch.int64, "holds int64, expected float32"),
+        ("model.layers.1.self_attn.k_proj.bias", torch.bool, "holds bool, expected float32"),
+    ],
+)
+def test_a_wrong_type(
+    folder: Path, key: str, dtype: torch.dtype, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The headers tell it, before the tensors that lie before it in the file are read."""
+    no_weight_is_read(monkeypatch)
+    rewrite(folder, lambda tensors: tensors.update({key: tensors[key].to(dtype)}))
+    with pytest.raises(ConfigError, match=f"{key} {message}"):
         Driver(folder)
 
 
@@ -154,14 +182,14 @@ def test_a_tensor_that_is_there_twice(folder: Path) -> None:
 
 
 def test_a_tensor_that_comes_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = loader._Checkpoint.tensors
+    tensors = loader.Checkpoint.tensors
 
     def doubled(checkpoint: Any) -> Iterator[Any]:
         for item in tensors(checkpoint):
             yield item
             yield item
 
-    monkeypatch.setattr(loader._Checkpoint, "tensors", doubled)
+    monkeypatch.setattr(loader.Checkpoint, "tensors", doubled)
     with pytest.raises(ConfigError, match="is there twice"):
         Driver(folder)
 
@@ -231,14 +259,14 @@ class Rank(Communicator):
 
 
 def test_a_rank_reads_only_its_slices(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = loader._Checkpoint.tensors
+    tensors = loader.Checkpoint.tensors
     counts: dict[str, int] = {}
 
     def recorded(checkpoint: Any) -> Iterator[Any]:
         for item in tensors(checkpoint):
             yield item._replace(source=Recorder(item.source, counts=counts, key=item.key))
 
-    monkeypatch.setattr(loader._Checkpoint, "tensors", recorded)
+    monkeypatch.setattr(loader.Checkpoint, "tensors", recorded)
     Driver(original, communicator=Rank(1, 2))
     sizes = {k: v.numel() for k, v in load_file(original / "model.safetensors").items()}
     whole = ("norm.weight", "layernorm.weight", "o_proj.bias", "down_proj.bias")

@@ -11,7 +11,7 @@ from typing import Any
 from ..checkpoint import check_checkpoint, has_weights
 from ..config import INTEGER_QUANTIZATIONS, ServerArgs, flag_name
 from ..errors import ConfigError
-from ..hub import read_json, resolve_model_path
+from ..hub import lacks_weights, read_json, resolve_model_path
 from ..model_config import ModelConfig
 from ..specs import Mixer, Mla, Mlp, Moe
 from .doctor_facts import Facts, Problem
@@ -52,7 +52,7 @@ def model_facts(namespace: argparse.Namespace) -> Facts:
     if config.unknown_keys:
         yield "unknown keys", ", ".join(config.unknown_keys)
     files = None
-    if has_weights(path):
+    if has_weights(path) and not lacks_weights(namespace.model, path):
         files = check_checkpoint(path)
     build = import_module("radix_runtime.engine.planned_model").PlannedModel
     planned = build(config, args, path if files is not None else None)
@@ -68,6 +68,7 @@ def model_facts(namespace: argparse.Namespace) -> Facts:
         )
         yield f"  linear, {kind} weights", implementation
     yield from _memory(planned, args.quantization)
+    planned.check()
 
 
 def _find(name: str) -> tuple[Path, ModelConfig]:

@@ -17,15 +17,11 @@ def choose_shapes(
     """The shapes of a rank with so many parameters, whose steps have at most `most_tokens` tokens.
     `with_chunks`: the work of a step with chunks follows from its shape, so that a graph can hold
     it. Raises ConfigError."""
+    check_graph_flags(args, with_chunks=with_chunks)
     max_batch = args.running_limit
     max_tokens = 0
     if with_chunks:
         max_tokens = min(_max_tokens(args, num_parameters), most_tokens)
-    elif args.cuda_graph_max_tokens:
-        raise ConfigError(
-            "--cuda-graph-max-tokens: steps with chunks of a model with latent attention are not "
-            "captured"
-        )
     return StepShapes(
         decode_sizes=_decode_sizes(args, max_batch),
         token_sizes=default_token_sizes(max_tokens),
@@ -33,13 +29,21 @@ def choose_shapes(
     )
 
 
+def check_graph_flags(args: ServerArgs, *, with_chunks: bool) -> None:
+    """Raises ConfigError for shapes that cannot be captured. `with_chunks`: as `choose_shapes`."""
+    if args.cuda_graph_max_tokens and not with_chunks:
+        raise ConfigError(
+            "--cuda-graph-max-tokens: steps with chunks of a model with latent attention are not "
+            "captured"
+        )
+    largest = max(args.cuda_graph_bs or [0])
+    if largest > args.running_limit:
+        limit = f"--max-running-requests {args.running_limit}"
+        raise ConfigError(f"--cuda-graph-bs {largest} exceeds {limit}")
+
+
 def _decode_sizes(args: ServerArgs, max_batch: int) -> list[int]:
     if args.cuda_graph_bs is not None:
-        if max(args.cuda_graph_bs) > max_batch:
-            raise ConfigError(
-                f"--cuda-graph-bs {max(args.cuda_graph_bs)} exceeds --max-running-requests "
-                f"{max_batch}"
-            )
         return list(args.cuda_graph_bs)
     return default_decode_sizes(min(args.cuda_graph_max_bs or max_batch, max_batch))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from .. import ops
 from ..attention.registry import create_attention_backend
 from ..config import ServerArgs
 from ..device import Device
@@ -12,26 +13,33 @@ from ..distributed import Communicator
 from ..layers.base import BuildContext
 from ..memory.kv_layout import kv_dtype_named, kv_layout
 from ..model_config import ModelConfig
-from ..models.loader import checkpoint_names
-from ..models.size import ModelSize, model_size
+from ..models.loader import Checkpoint, check_model, open_checkpoint
+from ..models.size import FirstRank, ModelSize, model_size
 from ..quantization.config import Target
 from ..quantization.registry import quantization_of
+from .device_defaults import with_device_defaults
 from .facts import resolved_settings
+from .graph_sizes import check_graph_flags
 
 
 class PlannedModel:
     """`config` by `args`, on the device that they choose. `folder`: its files, whose names decide
-    which format a layer has; None where there are none. Raises ConfigError for what cannot work."""
+    which format a layer has; None where there are none. Raises ConfigError for what cannot work.
+
+    `settings`: those that are decided at start."""
 
     def __init__(self, config: ModelConfig, args: ServerArgs, folder: Path | None) -> None:
-        settings = resolved_settings(args, config)
+        self.settings = resolved_settings(args, config)
         self.config = config
+        self._args = with_device_defaults(args)
         self.device = Device.resolve(args.device)
-        self.dtype = str(settings["dtype"])
-        self.attention_backend = str(settings["attention_backend"])
+        self.dtype = str(self.settings["dtype"])
+        self.attention_backend = str(self.settings["attention_backend"])
         dtype = getattr(torch, self.dtype)
-        self._kv_dtype = kv_dtype_named(str(settings["kv_cache_dtype"]), dtype)
-        self._target = Target(device=self.device.torch_device, dtype=dtype)
+        self._kv_dtype = kv_dtype_named(str(self.settings["kv_cache_dtype"]), dtype)
+        self._target = Target(
+            device=self.device.torch_device, dtype=dtype, fp8_fast_accum=args.fp8_fast_accum
+        )
         self._context = BuildContext(
             communicator=Communicator(),
             backend=create_attention_backend(
@@ -42,9 +50,20 @@ class PlannedModel:
             device=self._target.device,
             max_positions=config.max_context,
         )
+        self._checkpoint: Checkpoint | None = None
         if folder is not None:
-            names = checkpoint_names(config, folder, self._context)
-            self._context = replace(self._context, checkpoint_names=names)
+            self._checkpoint, self._context = open_checkpoint(config, folder, self._context)
+
+    def check(self) -> None:
+        """Raises the ConfigError of an engine that does not start, as far as settings and the
+        headers of the files tell why: of its first rank."""
+        ops.check_device(self.device.kind)
+        if not self.device.is_cpu:
+            check_graph_flags(self._args, with_chunks=not self.config.spec.keeps_latents)
+        rank = FirstRank(self._args.tp_size)
+        # Nothing is computed: no table of positions has to reach far.
+        context = replace(self._context, communicator=rank, max_positions=1)
+        check_model(self.config, self._args, context, self._checkpoint)
 
     def size(self, ranks: int = 1) -> ModelSize:
         """Of a rank. Raises ConfigError where the model cannot be split."""

@@ -100,15 +100,17 @@ class Attention(Layer, Fusible):
                 pool.calibrate(name, self.spec.layer_id, scale.data)
 
     def check_source(self, name: str, source: TensorSource, part: Part) -> None:
-        if name != "sinks" and tuple(source.get_shape()) not in ((), (1,)):
+        if name == "sinks":
+            check_shape(source, (self._total_heads,))
+        elif tuple(source.get_shape()) not in ((), (1,)):
             raise ValueError(f"has shape {source.get_shape()}, expected one scale")
 
     def weight_loader(
         self, name: str, param: torch.Tensor, source: TensorSource, part: Part
     ) -> None:
         """Of the sinks and the scales."""
+        self.check_source(name, source, part)
         if name == "sinks":
-            check_shape(source, (self._total_heads,))
             param.copy_(source[self._first_head : self._first_head + len(param)])
             return
         scale = source[:] if source.get_shape() else source[...]

@@ -82,8 +82,13 @@ class Layer(nn.Module):
         return name
 
     def check_source(self, name: str, source: TensorSource, part: Part) -> None:
-        """Raises ValueError when the tensor of a checkpoint cannot be `part` of parameter `name`.
-        Reads none of its elements."""
+        """Raises ValueError when the tensor of a checkpoint cannot be `part` of parameter `name`,
+        by its shape. Reads none of its elements."""
+        check_shape(source, tuple(getattr(self, name).shape))
+
+    def check_dtype(self, name: str, dtype: torch.dtype) -> None:
+        """Raises ValueError when parameter `name` cannot be loaded from elements of that type. A
+        copy converts any."""
 
     def elsewhere(self) -> Iterable[str]:
         """Names, relative to this module, of modules of the checkpoint that other ranks hold

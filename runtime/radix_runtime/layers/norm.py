@@ -84,11 +84,14 @@ class AllHeadsRMSNorm(Layer):
         self._block = block
         self._communicator = ctx.communicator
 
+    def check_source(self, name: str, source: TensorSource, part: Part) -> None:
+        check_shape(source, (self._block.total,))
+
     def weight_loader(
         self, name: str, param: torch.Tensor, source: TensorSource, part: Part
     ) -> None:
         block = self._block
-        check_shape(source, (block.total,))
+        self.check_source(name, source, part)
         param.copy_(source[block.first : block.first + block.size])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

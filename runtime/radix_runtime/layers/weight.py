@@ -141,6 +141,9 @@ class WeightLayer(Layer):
     def check_source(self, name: str, source: TensorSource, part: Part) -> None:
         self._specs[name].check_part(self.shape, source.get_shape(), part)
 
+    def check_dtype(self, name: str, dtype: torch.dtype) -> None:
+        self._specs[name].check_dtype(dtype)
+
     def is_repacked(self, name: str, device: torch.device) -> bool:
         loads_itself = (
             type(self).weight_loader is not WeightLayer.weight_loader

@@ -39,6 +39,13 @@ from .loaded_parameter import LoadedParameter, Staging
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# By the names that safetensors has for them.
+_DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _NEWS_SECONDS = 5.0  # between lines about the progress where there is no terminal
 # Model classes of other packages, by the architecture that config.json names. All others are built
 # by DecoderForCausalLM from their specs.
@@ -53,22 +60,56 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     if config.unknown_keys and not quiet:
         keys = ", ".join(config.unknown_keys)
         logger.warning("config.json: keys that %s does not know: %s", config.architecture, keys)
-    checkpoint: _Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
     if args.load_format != "dummy":
-        checkpoint = _checkpoint(config, Path(args.model_path or ""), ctx)
-        ctx = replace(
-            ctx,
-            checkpoint_names=checkpoint.module_names(),
-            tensor_names=frozenset(tensor.name for tensor in checkpoint.headers()),
-        )
-    model = model_class(config.architecture)(ctx, config)
-    layers = [module for module in model.modules() if isinstance(module, Layer)]
-    if args.fp8_fast_accum:
-        _require_fast_accum(layers)
+        checkpoint, ctx = open_checkpoint(config, Path(args.model_path or ""), ctx)
+    model, layers, params, places = _build(config, args, ctx, checkpoint)
     if not quiet:
         _tell_of_widening(layers, ctx.dtype)
     special_ops = {op for layer in layers for op in layer.special_ops}
     ops.use_native(special_ops, str(ctx.dtype).removeprefix("torch."), quiet=quiet)
+    start = time.monotonic()
+    if checkpoint is None:
+        seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
+        _fill_random(_progress(params, len(params), quiet=quiet), seed)
+    else:
+        _fill(places, _progress(checkpoint.tensors(), len(places), quiet=quiet))
+    _tell_end(model, start, quiet=quiet, device=ctx.device)
+    for layer in layers:
+        layer.complete()
+    if not quiet:
+        _warn_of_slow(layers)
+    return model
+
+
+_Places = dict[str, tuple[LoadedParameter, Part]]
+
+
+class _Built(NamedTuple):
+    """A model on the meta device. `params`: what is to be filled; `places`: where each tensor of
+    its checkpoint belongs, by its name, {} without one."""
+
+    model: CausalLM
+    layers: list[Layer]
+    params: list[LoadedParameter]
+    places: _Places
+
+
+def check_model(
+    config: ModelConfig, args: ServerArgs, ctx: BuildContext, checkpoint: "Checkpoint | None"
+) -> None:
+    """What `load_model` checks before it reads a weight; `checkpoint` and `ctx` are those of
+    `open_checkpoint`. Raises its ConfigError."""
+    _build(config, args, ctx, checkpoint)
+
+
+def _build(
+    config: ModelConfig, args: ServerArgs, ctx: BuildContext, checkpoint: "Checkpoint | None"
+) -> _Built:
+    model = model_class(config.architecture)(ctx, config)
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    if args.fp8_fast_accum:
+        _require_fast_accum(layers)
     staging = Staging()
     params = [
         LoadedParameter(
@@ -77,22 +118,12 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
         for prefix, module in model.named_modules()
         for name, _ in module.named_parameters(recurse=False)
     ]
-    start = time.monotonic()
-    if checkpoint is None:
-        seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
-        _fill_random(_progress(params, len(params), quiet=quiet), seed)
-    else:
+    places: _Places = {}
+    if checkpoint is not None:
+        places = {key: (param, part) for param in params for key, part in param.sources.items()}
         checkpoint.leave_out(_elsewhere(model))
-        places = _places(params)
         _check(places, checkpoint.headers(), ctx.quantization.may_be_left_over)
-        tensors = checkpoint.tensors()
-        _fill(places, _progress(tensors, len(places), quiet=quiet))
-    _tell_end(model, start, quiet=quiet, device=ctx.device)
-    for layer in layers:
-        layer.complete()
-    if not quiet:
-        _warn_of_slow(layers)
-    return model
+    return _Built(model=model, layers=layers, params=params, places=places)
 
 
 def _require_fast_accum(layers: Iterable[Layer]) -> None:
@@ -141,15 +172,16 @@ def _elsewhere(model: CausalLM) -> set[str]:
     }
 
 
-def checkpoint_names(config: ModelConfig, path: Path, ctx: BuildContext) -> dict[str, str]:
-    """The name that each module has in the checkpoint at `path`, where it has another in the model.
-    Reads headers alone; raises ConfigError."""
-    return _checkpoint(config, path, ctx).module_names()
-
-
-def _checkpoint(config: ModelConfig, path: Path, ctx: BuildContext) -> "_Checkpoint":
+def open_checkpoint(
+    config: ModelConfig, path: Path, ctx: BuildContext
+) -> tuple["Checkpoint", BuildContext]:
+    """The checkpoint at `path`, and `ctx` for a model that it fills. Reads headers alone; raises
+    ConfigError."""
     rules = (*_kv_scales(config.spec), *ctx.quantization.names(), *config.names)
-    return _Checkpoint(path, rules, is_tied=config.spec.tied_head, dtype=ctx.dtype)
+    checkpoint = Checkpoint(path, rules, is_tied=config.spec.tied_head, dtype=ctx.dtype)
+    names = frozenset(tensor.name for tensor in checkpoint.headers())
+    known = checkpoint.module_names()
+    return checkpoint, replace(ctx, checkpoint_names=known, tensor_names=names)
 
 
 def _kv_scales(spec: ModelSpec) -> Sequence[Rule]:
@@ -201,13 +233,15 @@ def _tell_end(model: nn.Module, start: float, *, quiet: bool, device: torch.devi
 
 class _Tensor(NamedTuple):
     """A tensor of a checkpoint. `file` and `key`: where it stands, with the shape `stored`;
-    `name`: what the model's layers call it."""
+    `name`: what the model's layers call it; `dtype`: of its elements, None where they are made of
+    codes as they are read, and for a type that reading alone can judge."""
 
     file: Path
     key: str
     stored: list[int]
     name: str
     source: TensorSource
+    dtype: torch.dtype | None
 
     def unusable(self, error: Exception) -> ConfigError:
         """The error of a tensor that does not fit the model."""
@@ -234,7 +268,7 @@ class _Header:
         raise NotImplementedError("a header holds no elements")
 
 
-class _Checkpoint:
+class Checkpoint:
     """The tensors of a checkpoint after name rules; codes of a GGUF file that no rule is about are
     widened to `dtype`. Raises ConfigError when a file cannot be read, or holds other tensors than
     the index says."""
@@ -273,16 +307,21 @@ class _Checkpoint:
         """All of them, file by file; a source can be read until the next is taken."""
         if is_gguf(self._folder):
             for key, source in gguf_tensors(open_gguf(self._folder), self._dtype):
-                yield from self._renamed(self._folder, key, source)
+                yield from self._renamed(self._folder, key, source, None)
             return
         for path, expected in checkpoint_files(self._folder).items():
             with open_checkpoint_file(path, expected, framework="pt") as file:
                 for key in file.keys():
-                    yield from self._renamed(path, key, cast(Any, file.get_slice(key)))
+                    piece = file.get_slice(key)
+                    dtype = _DTYPES.get(piece.get_dtype())
+                    yield from self._renamed(path, key, cast(Any, piece), dtype)
 
-    def _renamed(self, path: Path, key: str, source: TensorSource) -> Iterator[_Tensor]:
+    def _renamed(
+        self, path: Path, key: str, source: TensorSource, dtype: torch.dtype | None
+    ) -> Iterator[_Tensor]:
+        # Views bring elements into another order: their type stays.
         stored = source.get_shape()
-        whole = _Tensor(file=path, key=key, stored=stored, name=key, source=source)
+        whole = _Tensor(file=path, key=key, stored=stored, name=key, source=source, dtype=dtype)
         found = apply_rules(
             self._rules, [(key, source)], fail=lambda _, error: whole.unusable(error)
         )
@@ -294,19 +333,11 @@ class _Checkpoint:
         return name.rpartition(".")[0] not in self._elsewhere
 
 
-_Places = dict[str, tuple[LoadedParameter, Part]]
-
-
-def _places(params: Iterable[LoadedParameter]) -> _Places:
-    """Where each tensor belongs, by its name."""
-    return {key: (param, part) for param in params for key, part in param.sources.items()}
-
-
 def _check(
     places: _Places, tensors: Iterable[_Tensor], may_be_left_over: Callable[[str], bool]
 ) -> None:
-    """Raises ConfigError unless there is one tensor for each place, of the right shape, and no
-    other that may not be left over."""
+    """Raises ConfigError unless there is one tensor for each place, of the right shape and type,
+    and no other that may not be left over."""
     missing = set(places)
     for tensor in tensors:
         if tensor.name not in places:
@@ -319,6 +350,8 @@ def _check(
         param, part = places[tensor.name]
         try:
             param.layer.check_source(param.name, tensor.source, part)
+            if tensor.dtype is not None:
+                param.layer.check_dtype(param.name, tensor.dtype)
         except ValueError as error:
             raise tensor.unusable(error) from None
     if missing:

@@ -186,6 +186,13 @@ class ParamSpec:
         if found != expected and not is_scalar:
             raise ValueError(f"has shape {found}, expected {expected}")
 
+    def check_dtype(self, found: torch.dtype) -> None:
+        """Raises ValueError unless numbers come for numbers, which are converted, and codes of its
+        own type for codes."""
+        is_number = found in _NUMBERS
+        if found != self.dtype and not (is_number and self.dtype in _FLOATS):
+            raise ValueError(f"holds {_name(found)}, expected {_name(self.dtype)}")
+
     def load_part(
         self, shape: LinearShape, param: torch.Tensor, source: TensorSource, part: Part
     ) -> None:
@@ -249,10 +256,7 @@ class ParamSpec:
         return [dim.block(shape.inputs, outputs) for dim in self.dims if dim.is_in_file]
 
     def _typed(self, piece: torch.Tensor) -> torch.Tensor:
-        """Numbers convert to the parameter's type; codes must have it."""
-        is_number = piece.dtype in _NUMBERS
-        if piece.dtype != self.dtype and not (is_number and self.dtype in _FLOATS):
-            raise ValueError(f"holds {_name(piece.dtype)}, expected {_name(self.dtype)}")
+        self.check_dtype(piece.dtype)
         return piece
 
 
