@@ -116,6 +116,14 @@ class ModelConfig:
         """The longest sequence, in tokens, that the positions of the model reach."""
         return self.spec.max_context
 
+    def context_length(self, asked: int | None) -> int:
+        """How many tokens a request may have: `asked` (--context-length), or as many as the model
+        takes. Raises ConfigError where these are fewer."""
+        if asked is not None and asked > self.max_context:
+            limit = f"the model's {self.max_context} positions"
+            raise ConfigError(f"--context-length {asked} exceeds {limit}")
+        return asked or self.max_context
+
     def check_tp(self, tp_size: int) -> None:
         """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
         self.spec.check_tp(tp_size)

@@ -13,7 +13,7 @@ from .config import (
     ServerArgs,
 )
 from .errors import ConfigError
-from .hub import fetch_weights, resolve_model_path
+from .hub import fetch_weights, lacks_weights, resolve_model_path
 from .model_config import ModelConfig
 from .registry import check_name
 from .scheduler.policy import schedule_policies
@@ -24,16 +24,17 @@ from .text.generation_config import load_generation_config
 class Prepared(NamedTuple):
     """A model that can be loaded. `args` have local paths, so that no process looks at the network
     later, and the format of a quantized checkpoint as `quantization`; `size` is None for random
-    weights."""
+    weights, and for those that are not here yet."""
 
     args: ServerArgs
     config: ModelConfig
     size: CheckpointSize | None
 
 
-def prepare_model(args: ServerArgs) -> Prepared:
+def prepare_model(args: ServerArgs, *, fetch: bool = True) -> Prepared:
     """Checks settings and model, downloading what is missing: configuration first, so that a model
-    that cannot be served costs no download of its weights. Raises ConfigError."""
+    that cannot be served costs no download of its weights, and with `fetch` the weights. Raises
+    ConfigError."""
     _check_names(args)
     folder = resolve_model_path(
         args.model_path, revision=args.revision, download_dir=args.download_dir
@@ -41,14 +42,17 @@ def prepare_model(args: ServerArgs) -> Prepared:
     config = ModelConfig.from_dir(folder, args.json_model_override_args)
     config.check_tp(args.tp_size)
     quantization = _quantization(args, config)
+    generation = load_generation_config(folder)
     if args.sampling_defaults == "model":
-        load_generation_config(folder).sampling_defaults()
+        generation.sampling_defaults()
     tokenizer_path = args.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, download_dir=args.download_dir))
     size = None
-    if args.load_format != "dummy":
+    has_files = args.load_format != "dummy"
+    if has_files and fetch:
         fetch_weights(args.model_path, folder, download_dir=args.download_dir)
+    if has_files and (fetch or not lacks_weights(args.model_path, folder)):
         size = check_checkpoint(folder)
         # Again, since the weights tell their type where the configuration does not.
         config = ModelConfig.from_dir(folder, args.json_model_override_args)

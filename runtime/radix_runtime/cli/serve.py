@@ -7,20 +7,21 @@ import os
 import socket
 from contextlib import closing
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ..config import SECRETS, ServerArgs
-from ..hub import DEMO_MODEL_NAME, resolve_model_path, served_name
+from ..hub import DEMO_MODEL_NAME, served_name
 from ..log import setup_logging
-from ..model_config import ModelConfig
 from ..prepare import Prepared, prepare_model
 from ..processes.child import Info
 from ..processes.supervisor import Supervisor
+from ..server.auth import Auth
 from ..server.listener import bind_port
 from ..spawn import leave
 from ..start_log import pool_warning, served_lines
 from ..text.answer_format import find_format
-from ..text.tokenizer import load_tokenizer
+from ..text.tokenizer import served_tokenizer
 from .flags import add_model_argument, add_server_flags, changed, explain, server_args
 
 log = logging.getLogger(__name__)
@@ -66,19 +67,18 @@ def _take_keys_from_environment(args: ServerArgs) -> None:
 
 
 def _resolved(args: ServerArgs) -> dict[str, Any]:
-    """The settings that are decided at start, with their values; needs the model's configuration
-    and no weights."""
-    folder = resolve_model_path(
-        args.model_path, revision=args.revision, download_dir=args.download_dir
-    )
-    config = ModelConfig.from_dir(folder, args.json_model_override_args)
+    """The settings that are decided at start, with their values, after the checks of a start that
+    need no weights, of which the headers are read where they are there. Raises ConfigError."""
+    local, config, size = prepare_model(args, fetch=False)
+    Auth(args, routes={})  # whether its files of keys can be read
     # It loads torch, which a server's first process does not need.
-    facts: dict[str, Any] = import_module("radix_runtime.engine.facts").resolved_settings(
-        args, config
-    )
-    if args.skip_tokenizer_init:
+    build = import_module("radix_runtime.engine.planned_model").PlannedModel
+    planned = build(config, local, None if size is None else Path(local.model_path or ""))
+    planned.check()
+    facts: dict[str, Any] = planned.settings
+    tokenizer = served_tokenizer(local, config.vocab_size)
+    if tokenizer is None:
         return facts
-    tokenizer = load_tokenizer(args.tokenizer_path or folder, args.chat_template)
     return {**facts, **find_format(args, tokenizer).facts()}
 
 

@@ -43,7 +43,7 @@ def resolved_settings(args: ServerArgs, config: ModelConfig) -> Facts:
         "device": device.kind,
         "num_threads": _num_threads(args.num_threads) if device.is_cpu else None,
         "attention_backend": backend,
-        "context_length": args.context_length or config.max_context,
+        "context_length": config.context_length(args.context_length),
         "max_running_requests": args.max_running_requests,
         "chunked_prefill_size": args.chunked_prefill_size,
     }

@@ -81,10 +81,7 @@ class ModelRunner:
         self.max_samples = max_samples
         self._comm = communicator
         self.profiler = Profiler(communicator.rank, device)
-        self.max_context = args.context_length or config.max_context
-        if self.max_context > config.max_context:
-            limit = f"the model's {config.max_context} positions"
-            raise ConfigError(f"--context-length {self.max_context} exceeds {limit}")
+        self.max_context = config.context_length(args.context_length)
         self._dtype = getattr(torch, config.dtype if args.dtype == "auto" else args.dtype)
         self._max_batch = args.running_limit
         self.max_rows = 2 * self._max_batch  # released rows wait for their last step
