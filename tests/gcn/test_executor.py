@@ -7,13 +7,12 @@ import pytest
 
 from tests.gcn import assembly, library
 from tests.gcn.assembly import LANES, Refused, lanes, run
+from tests.gcn.marks import needs_executor
 
 # The first test compiles the executor.
 pytestmark = [
     pytest.mark.builds(),
-    pytest.mark.skipif(
-        not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-    ),
+    needs_executor,
 ]
 
 LANE = np.arange(LANES)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gcn import library
 from tests.gcn.assembly import LANES, Refused, lanes, run
 from tests.gcn.listing import listing
+from tests.gcn.marks import needs_executor
 
-pytestmark = pytest.mark.skipif(
-    not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-)
+pytestmark = needs_executor
 
 LANE = np.arange(LANES)
 U32 = np.uint32

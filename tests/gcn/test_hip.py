@@ -14,10 +14,9 @@ import pytest
 from tests.child import IMPORT_PATH
 from tests.gcn import assembly, library
 from tests.gcn.assembly import Refused, check, run
+from tests.gcn.marks import needs_executor
 
-pytestmark = pytest.mark.skipif(
-    not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-)
+pytestmark = needs_executor
 
 INVALID_VALUE = 1
 NO_DEVICE = 100

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gcn import library
 from tests.gcn.assembly import LANES, lanes
+from tests.gcn.marks import needs_executor
 
-pytestmark = pytest.mark.skipif(
-    not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-)
+pytestmark = needs_executor
 
 LANE = np.arange(LANES)
 FIRST = 20  # the first register of a result

@@ -11,10 +11,9 @@ import pytest
 
 from tests.child import IMPORT_PATH
 from tests.gcn import assembly, library
+from tests.gcn.marks import needs_executor
 
-pytestmark = pytest.mark.skipif(
-    not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-)
+pytestmark = needs_executor
 
 
 def vop3(opcode: int, to: int, *sources: int, neg: int = 0, abs: int = 0, omod: int = 0) -> str:

@@ -7,14 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from tests.gcn import library
 from tests.gcn.assembly import LANES, run
+from tests.gcn.marks import needs_executor
 
 pytestmark = [
     pytest.mark.builds(),
-    pytest.mark.skipif(
-        not (library.compiler() and library.objdump()), reason="needs g++ and LLVM's disassembler"
-    ),
+    needs_executor,
 ]
 
 READ_PAIRS = """

@@ -17,9 +17,10 @@ import torch
 from radix_kernels import _loader
 from tests.kernel.helpers import FLOATS, assert_same_bits
 from tests.kernel.raw_dlpack import CUDA, READ_ONLY, OnlyDlpack, Raw, RawVersioned
+from tests.marks import needs_cpu_library
 
 bind = _loader.bind
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 F32 = torch.float32
 BF16 = torch.bfloat16

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from radix_kernels import decoder as records
 from tests.kernel.decoder_records import Layer, dense_decoder
+from tests.marks import needs_cpu_library
 
 HEADS = 4
 KV_HEADS = 2
@@ -27,7 +27,7 @@ EPS = 1e-5
 SCALE = DIM**-0.5
 ACTIVATIONS = {"silu": rk.silu_and_mul, "gelu": rk.gelu_and_mul, "gelu_tanh": rk.gelu_tanh_and_mul}
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 
 class Model:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from radix_kernels import decoder as records
 from tests.kernel.test_decoder import EPS, HIDDEN, Model, step
+from tests.marks import needs_cpu_library
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 EXPERTS = 12
 TOPK = 3

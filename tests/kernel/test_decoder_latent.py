@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from radix_kernels import decoder as records
 from tests.kernel.latent_records import PAGE, pack_heads, places, split
+from tests.marks import needs_cpu_library
 
 HEADS = 3
 NOPE = 48
@@ -19,7 +19,7 @@ LATENT = 32
 VALUE = 80
 SCALE = 0.17
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 
 class Attention:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from radix_kernels import decoder as records
 from tests.kernel.latent_records import PAGE, pack_heads, places, split
+from tests.marks import needs_cpu_library
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 
 def packed(rows: int, columns: int) -> rk.PackedWeight:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from radix_kernels import decoder as records
+from tests.marks import needs_cpu_library
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOKENS = [1, 7, 400]
 SIZES = [1, 5, 96, 1003]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from radix_kernels import decoder as records
 from tests.kernel.latent_records import places
+from tests.marks import needs_cpu_library
 
 EPS = 1e-5
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -15,12 +15,13 @@ import radix_kernels as rk
 from radix_kernels import _loader
 from tests.child import run_at_level
 from tests.kernel import isa_levels
+from tests.marks import needs_cpu_library
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.cpu_only,
-    pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
+    needs_cpu_library,
     pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler"),
     pytest.mark.builds(),
     pytest.mark.timeout(1800),  # that of the first test counts the build too

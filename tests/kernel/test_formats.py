@@ -8,16 +8,11 @@ import pytest
 import torch
 
 import radix_kernels as rk
-from radix_kernels import _loader
 from tests.kernel.helpers import integers
 from tests.kernel.packed_values import check_packed, values_of
+from tests.kernel.packed_weights import CPU_LIBRARY_ONLY
 
-pytestmark = [
-    pytest.mark.cpu_only,
-    pytest.mark.skipif(
-        _loader.backend != "cpu", reason="quantized weights belong to the CPU library"
-    ),
-]
+pytestmark = CPU_LIBRARY_ONLY
 
 
 def words(rows: list[list[int]]) -> torch.Tensor:

@@ -11,10 +11,11 @@ import pytest
 from radix_kernels import _loader
 from tests.child import run_at_level
 from tests.kernel.isa_levels import FAMILIES, FILES, LEVELS
+from tests.marks import needs_cpu_library
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 
 def has(level: str) -> bool:

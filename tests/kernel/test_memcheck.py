@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from radix_kernels import _loader
+from tests.marks import needs_cpu_library
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path(_loader.__file__).with_name("lib") / "libradix_kernels.so"
@@ -23,7 +24,7 @@ PLAIN |= {"flash_attn_workspace_size", "sampling_workspace_size"}
 
 pytestmark = [
     pytest.mark.cpu_only,
-    pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
+    needs_cpu_library,
     pytest.mark.timeout(600),  # 20 s where nothing else runs
 ]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from radix_kernels import _loader
 from tests.child import IMPORT_PATH
+from tests.marks import needs_cpu_library
 
 SOURCE = Path(__file__).with_name("refuse_memory.c")
 
 pytestmark = [
     pytest.mark.cpu_only,
-    pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
+    needs_cpu_library,
 ]
 
 BEGIN = """

@@ -15,15 +15,13 @@ import numpy
 import pytest
 
 from tests.gcn import library as stand_in
+from tests.gcn.marks import needs_executor
 from tests.kernel import gpu_objects, gpu_wheels
 
 pytestmark = [
     pytest.mark.builds("rocm"),
     pytest.mark.timeout(4800),
-    pytest.mark.skipif(
-        not (stand_in.compiler() and stand_in.objdump()),
-        reason="needs g++ and LLVM's disassembler",
-    ),
+    needs_executor,
 ]
 
 SONAME = stand_in.NAME.encode()

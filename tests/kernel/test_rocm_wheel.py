@@ -17,6 +17,7 @@ import pytest
 from tests import child
 from tests.gcn import assembly
 from tests.gcn import library as stand_in
+from tests.gcn.marks import needs_executor
 from tests.kernel import gpu_objects, gpu_wheels, portable_kernels
 from tests.kernel.gpu_objects import AmdKernel
 from tests.kernel.portable_kernels import (
@@ -169,9 +170,6 @@ def test_import_without_hip(library, monkeypatch):
     assert "'impl': 'rocm:no HIP runtime'" in facts
 
 
-needs_executor = pytest.mark.skipif(
-    not (stand_in.compiler() and stand_in.objdump()), reason="needs g++ and LLVM's disassembler"
-)
 _BEGIN = """
 import torch, radix_kernels as rk
 from tests.gcn import library, arrays

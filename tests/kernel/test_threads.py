@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from radix_kernels import _loader
 from tests.child import IMPORT_PATH
+from tests.marks import needs_cpu_library
 
 CPUS = sorted(os.sched_getaffinity(0))
 
 pytestmark = [
-    pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library"),
+    needs_cpu_library,
     pytest.mark.skipif(len(CPUS) < 2, reason="one CPU"),
     pytest.mark.serial,  # the claims are the machine's
 ]

@@ -11,9 +11,10 @@ import pytest
 from radix_kernels import _loader
 from tests.child import run_at_level
 from tests.kernel.isa_levels import LEVELS
+from tests.marks import needs_cpu_library
 
 FULL = bool(os.environ.get("RADIX_TEST_FULL"))
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 
 @pytest.mark.parametrize("level", LEVELS)

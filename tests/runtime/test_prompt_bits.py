@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from radix_kernels import _loader
 from radix_runtime.offline import Engine
+from tests.marks import needs_cpu_library
 
-pytestmark = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
+pytestmark = needs_cpu_library
 
 # One token more than whole pages, whole pages, and their neighbours.
 _RANDOM = random.Random(0)

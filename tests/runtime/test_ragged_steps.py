@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from radix_kernels import _loader
 from radix_runtime.attention.torch_native import TorchNativeAttention
 from radix_runtime.config import ServerArgs
 from radix_runtime.device import Device
@@ -27,11 +26,11 @@ from radix_runtime.step_plan import (
     decode_plan,
     prefill_plan,
 )
+from tests.marks import needs_cpu_library
 from tests.runtime.tiny_models import reference_model, save
 
 MAX_SAMPLES = 8
 MODELS = ["llama", "mistral_window", "qwen2_bias", "qwen3_tied_odd"]
-NATIVE = pytest.mark.skipif(_loader.backend != "cpu", reason="no native CPU library")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +157,7 @@ def check_right_drafts(folder: Path, params: SamplingParams, bits: bool, **setti
         assert torch.equal(many.logits[2], torch.stack(after))
 
 
-@NATIVE
+@needs_cpu_library
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -169,7 +168,7 @@ def test_as_entries_of_one_token_the_bits_of_single_steps(
     check_right_drafts(folder(name), params, bits=True, dtype=dtype, page_size=page_size)
 
 
-@NATIVE
+@needs_cpu_library
 def test_draws_are_keyed_by_position(folder: Callable[[str], Path]) -> None:
     """Sampled tokens too: seeds by row, positions growing."""
     params = SamplingParams(temperature=1.0, top_p=0.95, min_new_tokens=3)
@@ -194,7 +193,7 @@ def test_taken_whole_the_tokens_of_single_steps(
     assert max(seen) == MAX_SAMPLES, "no entry was taken whole"
 
 
-@NATIVE
+@needs_cpu_library
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_random_drafts_change_no_token(folder: Callable[[str], Path], page_size: int) -> None:
     """Of drafts that are right with three chances in four only the right beginning is accepted, and

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import radix_kernels
 from radix_runtime import ops
 from radix_runtime.attention.base import AttentionBackend
 from radix_runtime.attention.paged import PagedAttention
@@ -26,12 +25,10 @@ from radix_runtime.quantization.dense import DenseMethod, Int8Method
 from radix_runtime.quantization.params import Block, LinearShape, ParamSpec
 from radix_runtime.quantization.registry import quantizations
 from radix_runtime.shortcuts import reset_shortcuts
+from tests.marks import needs_cpu_library
 from tests.runtime.tiny_models import TINY, Driver, Sequence, random_ids, reference_model, save
 
 torch.set_num_threads(1)
-needs_library = pytest.mark.skipif(
-    radix_kernels.capabilities()["backend"] != "cpu", reason="no native CPU library"
-)
 STEPS = (20, 11, 1, 1)
 
 
@@ -185,7 +182,7 @@ def test_a_method_that_overrides_the_product_loses_the_shortcuts() -> None:
     assert torch.equal(method.apply_silu_and_mul(layer, x), expected)
 
 
-@needs_library
+@needs_cpu_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TINY)
 def test_the_fused_decoder_gives_the_bits_of_the_modules(
@@ -198,7 +195,7 @@ def test_the_fused_decoder_gives_the_bits_of_the_modules(
     assert torch.equal(run(fused), run(modules))
 
 
-@needs_library
+@needs_cpu_library
 def test_a_wrapped_method_keeps_the_fast_ways(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +214,7 @@ def test_a_wrapped_method_keeps_the_fast_ways(
     assert method.products == 1
 
 
-@needs_library
+@needs_cpu_library
 def test_a_method_that_overrides_the_product_is_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +248,7 @@ class ShiftedToo(Shifted):
         return None if tokens is None else (tokens + 1) % self.head.vocab_size
 
 
-@needs_library
+@needs_cpu_library
 @pytest.mark.parametrize(
     ("kind", "has_shortcut"),
     [(DecoderForCausalLM, True), (Plain, True), (Shifted, False), (ShiftedToo, True)],
@@ -296,7 +293,7 @@ class Around(AttentionBackend):
         return self.inner.forward(layer, q, batch, out)
 
 
-@needs_library
+@needs_cpu_library
 @pytest.mark.parametrize(("kind", "fused"), [(Named, True), (Silent, False), (Around, True)])
 def test_a_backend_says_whether_it_may_be_fused(
     kind: type[AttentionBackend], fused: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +325,7 @@ MODULES: dict[str, Callable[[Any], torch.nn.Module]] = {
 }
 
 
-@needs_library
+@needs_cpu_library
 @pytest.mark.parametrize("which", MODULES)
 def test_a_module_with_a_forward_of_its_own_is_not_fused(which: str, folder: Path) -> None:
     driver = Driver(folder)
@@ -338,7 +335,7 @@ def test_a_module_with_a_forward_of_its_own_is_not_fused(which: str, folder: Pat
     assert not torch.equal(run(driver), run(Driver(folder)))
 
 
-@needs_library
+@needs_cpu_library
 @pytest.mark.parametrize("name", ["self_attn", "mlp", "input_layernorm"])
 def test_modules_of_another_kind_are_not_fused(name: str, folder: Path) -> None:
     """They need not have the attributes of ours."""
@@ -354,7 +351,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@needs_library
+@needs_cpu_library
 @pytest.mark.parametrize("which", CHANGES)
 def test_settings_may_differ_by_layer(which: str, folder: Path) -> None:
     """Each layer has its own records: the bits of the modules with the same change."""
@@ -368,6 +365,6 @@ def test_settings_may_differ_by_layer(which: str, folder: Path) -> None:
     assert not torch.equal(found, run(Driver(folder)))
 
 
-@needs_library
+@needs_cpu_library
 def test_a_cache_of_another_type_is_not_fused(folder: Path) -> None:
     assert not is_fused(Driver(folder, kv_dtype=torch.bfloat16))
