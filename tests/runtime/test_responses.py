@@ -21,7 +21,7 @@ from tests.runtime.agent_rig import (
     saw_both_answers,
     serve,
 )
-from tests.runtime.scripted_server import MODEL, ScriptedServer
+from tests.runtime.scripted_server import CONTEXT, MODEL, ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +201,13 @@ def test_calls_that_were_cut(server: ScriptedServer, http: httpx.Client) -> None
         ({"truncation": "auto"}, "invalid_value", "truncation"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "invalid_tool", "tools[0]"),
+        ({"tools": [{**FUNCTION, "name": "a b"}]}, "invalid_tool", "tools[0].name"),
+        ({"tools": [FUNCTION, FUNCTION]}, "invalid_tool", "tools[1].name"),
+        (
+            {"tools": [{**FUNCTION, "parameters": {"properties": []}}]},
+            "invalid_tool",
+            "tools[0].parameters.properties",
+        ),
         ({"tools": [FUNCTION], "tool_choice": "x"}, "invalid_tool", "tool_choice"),
         ({"input": []}, "empty_input", "input"),
         ({"input": [{"type": "input_image"}]}, "unsupported_parameter", "input[0].type"),
@@ -210,11 +217,30 @@ def test_calls_that_were_cut(server: ScriptedServer, http: httpx.Client) -> None
             "input[0].content[0].type",
         ),
         (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            {
+                "input": [
+                    {"role": "assistant", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                    {"type": "function_call_output", "call_id": "c", "output": "x"},
+                ],
+                "instructions": "Be brief.",
+            },
             "invalid_value",
-            "messages[0].tool_call_id",
+            "input[2].call_id",
         ),
-        ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning_effort"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "invalid_value", "input[0].role"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "invalid_value", "input[0].role"),
+        ({"input": [{"role": "user", "content": 5}]}, "invalid_type", "input[0].content"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "invalid_value", "input"),
+        ({"input": "x " * CONTEXT}, "context_length_exceeded", "input"),
+        ({"max_output_tokens": CONTEXT}, "context_length_exceeded", "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema"}}}, "missing_field", "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "regex": "a"},
+            "invalid_combination",
+            "regex",
+        ),
+        ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning.effort"),
         ({"n": 2}, "unsupported_parameter", "n"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"max_tokens": 5}, "unknown_parameter", "max_tokens"),

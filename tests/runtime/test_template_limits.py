@@ -61,6 +61,8 @@ def test_what_is_stopped_is_a_400_and_others_go_on(stack: Stack) -> None:
         assert set(others) <= {200}
     assert code(chat(stack, "refuse")) == "chat_template_error"
     assert "not so" in chat(stack, "refuse").text
+    answer = httpx.post(f"{stack.url}/v1/responses", json={"input": "refuse"}).json()
+    assert answer["error"]["param"] == "input", "what this route calls the conversation"
     assert httpx.get(f"{stack.url}/health_generate", timeout=20).status_code == 200
     stack.check_idle()
 

@@ -73,7 +73,8 @@ def test_a_variable_of_the_other_template_is_refused(
     (name,) = options
     for response in responses:
         error = response.json()["error"]
-        assert (error["code"], error["param"]) == ("unsupported_parameter", name)
+        param = f"chat_template_kwargs.{name}"
+        assert (error["code"], error["param"]) == ("unsupported_parameter", param)
     with pytest.raises(ValueError, match=f"chat template has no {name}"):
         builder.chat(SUM, options, **same)
 

@@ -6,10 +6,19 @@ from typing import Any
 
 from ..errors import RequestError, refusal
 from ..text.conversation import CalledFunction, ChatMessage, MessageCall
+from ..text.field_names import FieldNames
 from ..text.tools import FunctionSpec, ToolSpec, tool_use
 from .chat_request import Conversation
-from .protocol import CountBody
+from .protocol import MESSAGES_NAMES, CountBody
 
+NAMES = FieldNames(
+    tool_name="name",
+    tool_parameters="input_schema",
+    call_id="tool_use_id",
+    effort="output_config.effort",
+    sampling=MESSAGES_NAMES,
+)
+Placed = tuple[str, ChatMessage]  # where a message stands in the body, and the message
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TOOL_FIELDS = ("name", "description", "input_schema", "strict", "type", "cache_control")
 
@@ -19,15 +28,18 @@ def read_messages_body(body: CountBody) -> Conversation:
     RequestError."""
     choice, parallel = _tool_choice(body.tool_choice)
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])]
-    messages: list[ChatMessage] = []
+    placed: list[Placed] = []
     system = None if body.system is None else _text(body.system, "system")
     if system:
-        messages.append(ChatMessage(role="system", content=system))
+        placed.append(("system", ChatMessage(role="system", content=system)))
     for i, message in enumerate(body.messages):
-        messages.extend(_messages(message, f"messages[{i}]"))
-    use = tool_use(tools, choice, parallel=parallel)
-    continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
-    return Conversation(messages=messages, tools=use, continues=continues)
+        placed.extend(_messages(message, f"messages[{i}]"))
+    return Conversation(
+        messages=[message for _, message in placed],
+        tools=tool_use(tools, choice, parallel=parallel, names=NAMES),
+        continues=bool(body.messages) and body.messages[-1].get("role") == "assistant",
+        places=[place for place, _ in placed],
+    )
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
@@ -66,38 +78,38 @@ def _tool_choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
     return kind, parallel
 
 
-def _messages(message: Mapping[str, Any], where: str) -> Iterator[ChatMessage]:
+def _messages(message: Mapping[str, Any], where: str) -> Iterator[Placed]:
     """One message of this API as one or several of a chat: each result of a tool is one."""
     role = _string(message, "role", where)
     content = message.get("content")
     if role not in ("user", "assistant", "system"):
         raise refusal("invalid_value", f"{where}.role: must be user or assistant", f"{where}.role")
     if isinstance(content, str):
-        yield ChatMessage(role=role, content=content)
+        yield where, ChatMessage(role=role, content=content)
         return
     if not isinstance(content, list):
         raise _wrong_type(f"{where}.content", "a text or a list of blocks")
     if role == "assistant":
-        yield _assistant(content, f"{where}.content")
+        yield where, _assistant(content, f"{where}.content")
     else:
-        yield from _inputs(role, content, f"{where}.content")
+        yield from _inputs(role, content, where)
 
 
-def _inputs(role: str, blocks: list[Any], where: str) -> Iterator[ChatMessage]:
+def _inputs(role: str, blocks: list[Any], where: str) -> Iterator[Placed]:
     texts = []
     for i, block in enumerate(blocks):
-        place = f"{where}[{i}]"
+        place = f"{where}.content[{i}]"
         kind = _kind(block, place)
         if kind == "tool_result":
             call_id = _string(block, "tool_use_id", place)
             text = _text(block.get("content") or "", f"{place}.content")
-            yield ChatMessage(role="tool", tool_call_id=call_id, content=text)
+            yield place, ChatMessage(role="tool", tool_call_id=call_id, content=text)
         elif kind == "text":
             texts.append(_string(block, "text", place))
         else:
             raise _unsupported(place)
     if texts:
-        yield ChatMessage(role=role, content="\n".join(texts))
+        yield where, ChatMessage(role=role, content="\n".join(texts))
 
 
 def _assistant(blocks: list[Any], where: str) -> ChatMessage:

@@ -10,11 +10,11 @@ import msgspec
 from ..errors import refusal
 from ..messages import Generate, TextDelta
 from ..text.machine import Event
-from .anthropic_input import read_messages_body
+from .anthropic_input import NAMES, read_messages_body
 from .chat_request import chat_prompt, chat_request, template_options
 from .http_call import HttpCall
 from .parsed_choice import ParsedChoice
-from .protocol import MESSAGES_NAMES, CountBody, MessagesBody, TemplateOptions
+from .protocol import CountBody, MessagesBody, TemplateOptions
 from .single_answer import SingleAnswer
 from .submission import new_id
 from .tokenizer_manager import TokenizerManager
@@ -27,7 +27,7 @@ async def messages(call: HttpCall, body: MessagesBody) -> None:
         body,
         lambda: read_messages_body(body),
         options=partial(_options, call.manager, body),
-        names=MESSAGES_NAMES,
+        names=NAMES,
         budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
     await MessagesAnswer(call, body, request=request, choice=choices[0]).send()
@@ -39,7 +39,7 @@ async def count_tokens(call: HttpCall, body: CountBody) -> None:
         call.manager,
         lambda: read_messages_body(body),
         options=partial(_options, call.manager, body),
-        param="messages",
+        names=NAMES,
     )
     await call.answer({"input_tokens": len(prompt.ids)})
 
@@ -58,7 +58,7 @@ def _options(manager: TokenizerManager, body: CountBody, with_tools: bool) -> di
         elif "enable_thinking" in manager.text.template_variables(with_tools=with_tools):
             given = msgspec.structs.replace(given, enable_thinking=True)
     effort = None if body.output_config is None else body.output_config.effort
-    return template_options(manager, given, effort, with_tools)
+    return template_options(manager, given, effort, with_tools, names=NAMES)
 
 
 class MessagesAnswer(SingleAnswer):

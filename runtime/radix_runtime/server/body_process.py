@@ -109,8 +109,9 @@ def _check_logprobs(job: Job, body: msgspec.Struct, answer: Decoded) -> None:
 def _check_entries(body: msgspec.Struct) -> None:
     """Raises RequestError 400 for lists that no request may have, which would take the API process
     long to read. Messages are bounded by their type, and by the number of objects in a body."""
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
+    names = zip(body.__struct_fields__, body.__struct_encode_fields__, strict=True)
+    for field, name in names:
+        value = getattr(body, field)
         if name in ("messages", "input") or not isinstance(value, list | dict):
             continue
         parts = [item for item in value if isinstance(item, msgspec.Struct)]

@@ -81,33 +81,36 @@ class ChatRenderer:
         for helper in self._all:
             self.pool.submit(helper.start)
 
-    def render(self, messages: Messages, options: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Messages, options: Mapping[str, Any], param: str = "messages"
+    ) -> str:
         """The prompt of a conversation; arguments as of ChatTemplate.render. Raises RequestError:
-        `chat_template_error`, or `template_failed` where it was stopped."""
+        `chat_template_error`, or `template_failed` where it was stopped; both name `param`, what
+        the route calls the conversation."""
         if self._kills >= _MOST_KILLS:
-            raise _failed("this model's chat template has failed too often")
+            raise _failed("this model's chat template has failed too often", param)
         job = Job(messages=list(messages), options=dict(options), seconds=SECONDS)
         helper = self._idle.get()
         try:
             helper.start()
             head, _ = helper.ask(msgspec.json.encode(job), b"", job.seconds + _GRACE)
         except HelperDied as error:
-            raise self._stopped(str(error)) from None
+            raise self._stopped(str(error), param) from None
         finally:
             self._idle.put(helper)
         answer = msgspec.json.decode(head, type=Rendered)
         if answer.is_stopped:
-            raise self._stopped("a conversation has met a bound")
+            raise self._stopped("a conversation has met a bound", param)
         if answer.error is not None:
-            raise RequestError(**answer.error)
+            raise RequestError(**{**answer.error, "param": param})
         self._kills = 0
         return answer.text
 
-    def _stopped(self, why: str) -> RequestError:
+    def _stopped(self, why: str, param: str) -> RequestError:
         """The error of a conversation that was stopped, which is counted."""
         self._kills += 1
         log.error("chat template: %s", why)
-        return _failed("the chat template takes too long or too much memory")
+        return _failed("the chat template takes too long or too much memory", param)
 
     def close(self) -> None:
         """Ends the processes; conversations under way fail."""
@@ -116,5 +119,5 @@ class ChatRenderer:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _failed(message: str) -> RequestError:
-    return refusal("template_failed", message, "messages")
+def _failed(message: str, param: str) -> RequestError:
+    return refusal("template_failed", message, param)

@@ -1,7 +1,7 @@
 """From a conversation to a request: what the routes that answer one share."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from ..errors import refusal
 from ..messages import Generate
 from ..text.conversation import ChatMessage, check_last, template_messages
+from ..text.field_names import CHAT_NAMES, FieldNames
 from ..text.tokenizer import ChatPrompt
 from ..text.tools import ToolUse
 from .parsed_choice import ParsedChoice
@@ -21,11 +22,13 @@ _BUDGET = "thinking.budget_tokens"  # the one field that gives a budget
 
 class Conversation(NamedTuple):
     """What a model is told. `tools`: None where it is to call none. `continues`: the answer goes on
-    with the last message."""
+    with the last message. `places`: where in a body each message stands; None: they are a
+    list of the body."""
 
     messages: Sequence[ChatMessage]
     tools: ToolUse | None
     continues: bool = False
+    places: Sequence[str] | None = None
 
 
 # The variables for the chat template of a conversation, which has tools or none; on any thread.
@@ -45,32 +48,32 @@ async def chat_prompt(
     read: Callable[[], Conversation],
     *,
     options: Options,
-    param: str,
+    names: FieldNames,
 ) -> tuple[ChatPrompt, ToolUse | None]:
-    """The prompt of a conversation, which `read` gives on another thread, and its tools. `param` is
-    what the route calls the conversation. Raises RequestError."""
+    """The prompt of a conversation, which `read` gives on another thread, and its tools. `names`
+    are what the route calls its fields. Raises RequestError."""
     tools: ToolUse | None = None
     variables: dict[str, Any] = {}
     final = ""
 
     def told() -> list[dict[str, Any]]:
         nonlocal tools, final
-        messages, tools, continues = read()
+        messages, tools, continues, places = read()
         checked_tools(manager, tools)
         variables.update(options(tools is not None))
         if tools is not None:
             variables["tools"] = tools.for_template()
         if not messages:
-            raise refusal("empty_input", "there is no text", param)
-        shown = template_messages(messages)
-        check_last(shown, continues=continues, param=param)
+            raise refusal("empty_input", "there is no text", names.messages)
+        shown = template_messages(messages, names, places)
+        check_last(shown, continues=continues, param=names.messages)
         if continues:
             manager.format.require_continuing()
             variables["continue_final_message"] = True
             final = shown[-1]["content"]
         return shown
 
-    prompt = await manager.text.encode_chat(told, variables)
+    prompt = await manager.text.encode_chat(told, variables, names.messages)
     return prompt._replace(final=final), tools
 
 
@@ -80,18 +83,19 @@ async def chat_request(
     read: Callable[[], Conversation],
     *,
     options: Options,
-    names: Mapping[str, str],
-    param: str = "messages",
+    names: FieldNames,
     separate_reasoning: bool = True,
     shows_reasoning: bool = True,
     budget: int | None = None,
 ) -> ChatRequest:
-    """The request of a conversation; arguments of `chat_prompt`, and `names`: see `new_request`.
-    `budget`: tokens of its reasoning at most, the field _BUDGET. Raises RequestError."""
-    prompt, tools = await chat_prompt(manager, read, options=options, param=param)
+    """The request of a conversation; arguments of `chat_prompt`, and `budget`: tokens of its
+    reasoning at most, the field _BUDGET. Raises RequestError."""
+    prompt, tools = await chat_prompt(manager, read, options=options, names=names)
     kept = manager.format.keep_special(tools, reasoning=separate_reasoning)
     body.keep_special = [*body.keep_special, *kept]
-    request = new_request(manager.rules, body, prompt.ids, param=param, names=names)
+    request = new_request(
+        manager.rules, body, prompt.ids, param=names.messages, names=names.sampling
+    )
     if tools is not None or request.constraint is not None:
         # Schemas of a hundred tools take their time.
         request.constraint = await asyncio.to_thread(
@@ -119,13 +123,17 @@ def template_options(
     given: TemplateOptions | None,
     effort: str | None,
     with_tools: bool,
+    *,
+    names: FieldNames = CHAT_NAMES,
 ) -> dict[str, Any]:
     """Variables for the chat template; `effort` comes before that in `given`. One that the template
     of a conversation with tools, or without, does not know is refused unless it asks for what
-    happens anyway."""
+    happens anyway; the error calls it what `names` say."""
     values = msgspec.structs.asdict(given or TemplateOptions())
+    places = {name: f"chat_template_kwargs.{name}" for name in values}
     if effort:
         values["reasoning_effort"] = effort
+        places["reasoning_effort"] = names.effort
     known = manager.text.template_variables(with_tools=with_tools)
     options = {}
     for name, value in values.items():
@@ -133,9 +141,8 @@ def template_options(
             if value is not None:
                 options[name] = value
         elif value not in (None, False, "none"):
-            raise refusal(
-                "unsupported_parameter", f"this model's chat template has no {name}", name
-            )
+            message = f"{places[name]}: this model's chat template has no {name}"
+            raise refusal("unsupported_parameter", message, places[name])
     return options
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..messages import Generate, TextDelta
 from ..text.choices import FLOOR, Scored, num_scored
+from ..text.field_names import CHAT_NAMES
 from ..text.machine import Event
 from ..text.tools import tool_use
 from .chat_request import Conversation, chat_request, template_options
@@ -20,9 +21,9 @@ from .submission import new_id
 
 async def chat(call: HttpCall, body: ChatBody) -> None:
     """Renders the conversation, generates, answers. Raises RequestError."""
-    names = dict(OPENAI_NAMES)
+    sampling = dict(OPENAI_NAMES)
     if body.max_completion_tokens is not None:
-        names["max_new_tokens"] = "max_completion_tokens"
+        sampling["max_new_tokens"] = "max_completion_tokens"
 
     def read() -> Conversation:
         use = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
@@ -37,7 +38,7 @@ async def chat(call: HttpCall, body: ChatBody) -> None:
         body,
         read,
         options=options,
-        names=names,
+        names=CHAT_NAMES._replace(sampling=sampling),
         separate_reasoning=body.separate_reasoning is not False,
         shows_reasoning=body.include_reasoning is not False,
     )

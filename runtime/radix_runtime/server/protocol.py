@@ -233,7 +233,10 @@ class ObfuscationOptions(Body, kw_only=True):
 Items = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=4096)]
 
 
-class ResponsesBody(AgentBody, kw_only=True, rename={"max_new_tokens": "max_output_tokens"}):
+RESPONSES_NAMES = {"max_new_tokens": "max_output_tokens"}
+
+
+class ResponsesBody(AgentBody, kw_only=True, rename=RESPONSES_NAMES):
     """POST /v1/responses. Items, tools and the choice of tools are read by responses_input.py."""
 
     nested = {

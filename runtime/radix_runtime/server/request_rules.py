@@ -47,7 +47,8 @@ def new_request(
         sampling.max_new_tokens = body.default_length
     sampling = rules.limits.admit(ids, sampling, param, names, left_out)
     if sampling.stop and not rules.has_tokenizer:
-        raise refusal("no_tokenizer", f"stop: {IDS_ONLY}", names.get("stop", "stop"))
+        field = names.get("stop", "stop")
+        raise refusal("no_tokenizer", f"{field}: {IDS_ONLY}", field)
     return Generate(
         rid=new_id(""),
         input_ids=pack_ids(ids),

@@ -12,11 +12,9 @@ from .chat_request import chat_request, template_options
 from .http_call import HttpCall
 from .parsed_choice import ParsedChoice
 from .protocol import ResponsesBody
-from .responses_input import read_responses
+from .responses_input import NAMES, read_responses
 from .single_answer import SingleAnswer
 from .submission import new_id
-
-_NAMES = {"max_new_tokens": "max_output_tokens"}
 
 
 async def responses(call: HttpCall, body: ResponsesBody) -> None:
@@ -26,9 +24,10 @@ async def responses(call: HttpCall, body: ResponsesBody) -> None:
         call.manager,
         body,
         lambda: read_responses(body),
-        options=partial(template_options, call.manager, body.chat_template_kwargs, effort),
-        names=_NAMES,
-        param="input",
+        options=partial(
+            template_options, call.manager, body.chat_template_kwargs, effort, names=NAMES
+        ),
+        names=NAMES,
     )
     await ResponsesAnswer(call, body, request=request, choice=choices[0]).send()
 

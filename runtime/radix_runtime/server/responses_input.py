@@ -7,10 +7,20 @@ import msgspec
 
 from ..errors import RequestError, refusal
 from ..text.conversation import CalledFunction, ChatMessage, MessageCall
+from ..text.field_names import FieldNames
 from ..text.tools import FunctionSpec, ToolSpec, tool_use
 from .chat_request import Conversation
-from .protocol import ResponsesBody
+from .protocol import RESPONSES_NAMES, ResponsesBody
 
+NAMES = FieldNames(
+    messages="input",
+    tool_name="name",
+    tool_parameters="parameters",
+    call_id="call_id",
+    effort="reasoning.effort",
+    sampling=RESPONSES_NAMES,
+)
+_ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -20,16 +30,22 @@ def read_responses(body: ResponsesBody) -> Conversation:
         [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])],
         body.tool_choice,
         parallel=body.parallel_tool_calls,
+        names=NAMES,
     )
     messages: list[ChatMessage] = []
+    places = []
     if body.instructions:
         messages.append(ChatMessage(role="system", content=body.instructions))
+        places.append("instructions")
     if isinstance(body.input, str):
         messages.append(ChatMessage(role="user", content=body.input))
+        places.append("input")
     else:
         for i, item in enumerate(body.input):
             _add_item(messages, item, f"input[{i}]")
-    return Conversation(messages=messages, tools=use)
+            if len(messages) > len(places):  # an item may go into the message before
+                places.append(f"input[{i}]")
+    return Conversation(messages=messages, tools=use, places=places)
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
@@ -70,6 +86,9 @@ def _add_item(messages: list[ChatMessage], item: Mapping[str, Any], where: str) 
 
 def _add_message(messages: list[ChatMessage], item: Mapping[str, Any], where: str) -> None:
     role = _string(item, "role", where)
+    if role not in _ROLES:
+        message = f"{where}.role: must be one of {', '.join(_ROLES)}"
+        raise refusal("invalid_value", message, f"{where}.role")
     text = _text(item.get("content"), f"{where}.content")
     if role != "assistant":
         messages.append(ChatMessage(role=role, content=text))

@@ -117,20 +117,24 @@ class TextWork:
         return [np.asarray(encode(text, special_tokens), dtype=np.int32) for text in texts]
 
     async def encode_chat(
-        self, messages: Callable[[], Sequence[Mapping[str, Any]]], options: Mapping[str, Any]
+        self,
+        messages: Callable[[], Sequence[Mapping[str, Any]]],
+        options: Mapping[str, Any],
+        param: str,
     ) -> ChatPrompt:
         """The prompt of a conversation, which `messages` gives on the other thread; `options` are
-        variables of the chat template. Raises RequestError."""
+        variables of the chat template, `param` is what the route calls the conversation. Raises
+        RequestError."""
         tokenizer = self.tokenizer
         renderer = self._renderer
         if renderer is None:
-            raise refusal("chat_template_error", "this model has no chat template", "messages")
+            raise refusal("chat_template_error", "this model has no chat template", param)
 
         def render() -> str:
-            return renderer.render(messages(), options)
+            return renderer.render(messages(), options, param)
 
         text = await asyncio.get_running_loop().run_in_executor(renderer.pool, render)
-        self._check_bytes(text, "messages")
+        self._check_bytes(text, param)
         return await self._run(len(text), partial(tokenizer.encode_chat, text))
 
     async def decode(self, lists: Sequence[Ids], skip_special_tokens: bool) -> list[str]:

@@ -77,7 +77,7 @@ async def _ids(manager: TokenizerManager, body: TokenizeBody) -> list[Ids]:
             check_last(found, continues=True, param="messages")
         return found
 
-    prompt = await manager.text.encode_chat(shown, options)
+    prompt = await manager.text.encode_chat(shown, options, "messages")
     return [prompt.ids]
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ..errors import refusal
+from .field_names import CHAT_NAMES, FieldNames
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -95,17 +96,22 @@ def _read_message(message: Mapping[str, Any], where: str) -> ChatMessage:
         raise refusal("invalid_type", f"{where}: {error}", where) from None
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as a chat template takes them, content as one string. Raises RequestError."""
+def template_messages(
+    messages: Sequence[ChatMessage],
+    names: FieldNames = CHAT_NAMES,
+    places: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """The messages as a chat template takes them, content as one string. For errors: `names` of
+    fields, and `places` of the messages in what the caller gave. Raises RequestError."""
     result = []
     known: set[str] = set()  # ids of the calls so far
     for i, message in enumerate(messages):
-        where = f"messages[{i}]"
+        where = f"{names.messages}[{i}]" if places is None else places[i]
         if message.role not in ROLES:
             raise refusal(
                 "invalid_value", f"role must be one of {', '.join(ROLES)}", f"{where}.role"
             )
-        _check_fields(message, known, where)
+        _check_calls(message, known, where, names.call_id)
         entry: dict[str, Any] = {
             "role": "system" if message.role == "developer" else message.role,
             "content": _text_of(message, f"{where}.content"),
@@ -124,19 +130,19 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return result
 
 
-def _check_fields(message: ChatMessage, known: set[str], where: str) -> None:
+def _check_calls(message: ChatMessage, known: set[str], where: str, call_id: str) -> None:
     """Raises RequestError unless the fields about calls fit the role. `known` are the ids of the
-    calls before this message."""
+    calls before this message, `call_id` is the name of the field that refers to one."""
     if message.tool_calls and message.role != "assistant":
         raise refusal("invalid_value", "only the assistant has tool_calls", f"{where}.tool_calls")
     for i, call in enumerate(message.tool_calls or ()):
         if call.type != "function":
             where = f"{where}.tool_calls[{i}].type"
             raise refusal("unsupported_parameter", "only calls of functions are supported", where)
-    where = f"{where}.tool_call_id"
+    where = f"{where}.{call_id}"
     if message.role != "tool":
         if message.tool_call_id is not None:
-            raise refusal("invalid_value", "only messages of role tool have tool_call_id", where)
+            raise refusal("invalid_value", f"only messages of role tool have {call_id}", where)
     elif message.tool_call_id is None:
         raise refusal("missing_field", f"{where} is required", where)
     elif message.tool_call_id not in known:

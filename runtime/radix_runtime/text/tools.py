@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from ..errors import RequestError, refusal
+from .field_names import CHAT_NAMES, FieldNames
 
 MAX_TOOLS = 128
 JSON_TYPES: dict[type, str] = {
@@ -83,23 +84,25 @@ def tool_use(
     choice: str | Mapping[str, Any] | None,
     *,
     parallel: bool | None = None,
+    names: FieldNames = CHAT_NAMES,
 ) -> ToolUse | None:
     """What a request says about tools; None if the model is to call none. `choice` is that of
-    OpenAI's chat: `none`, `auto`, `required`, a function or `allowed_tools`. Raises RequestError
-    `invalid_tool`, and `unsupported_parameter` for a tool that is no function."""
+    OpenAI's chat: `none`, `auto`, `required`, a function or `allowed_tools`. `names`: see there.
+    Raises RequestError `invalid_tool`, and `unsupported_parameter` for a tool that is no
+    function."""
     given = list(tools or [])
-    _check_tools(given)
-    mode, names, forced = _read_choice(choice)
+    _check_tools(given, names)
+    mode, allowed, forced = _read_choice(choice)
     known = {tool.function.name for tool in given}
-    for name in [*(names or []), *([forced] if forced else [])]:
+    for name in [*(allowed or []), *([forced] if forced else [])]:
         if name not in known:
             raise _invalid(f"tool_choice names {name[:64]!r}, which is not among the tools")
     if mode == "required" and not given:
         raise _invalid("tool_choice needs tools")
     if mode == "none" or not given:
         return None
-    if names is not None:
-        given = [tool for tool in given if tool.function.name in names]
+    if allowed is not None:
+        given = [tool for tool in given if tool.function.name in allowed]
     return ToolUse(
         tools=given,
         mode="required" if mode == "required" else "auto",
@@ -143,10 +146,10 @@ def _function_name(value: Any) -> str:
     return name
 
 
-def _check_tools(tools: Sequence[ToolSpec]) -> None:
+def _check_tools(tools: Sequence[ToolSpec], names: FieldNames) -> None:
     if len(tools) > MAX_TOOLS:
         raise _invalid(f"there may be {MAX_TOOLS} tools, got {len(tools)}", "tools")
-    names = set()
+    known = set()
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         if tool.type != "function":
@@ -155,11 +158,11 @@ def _check_tools(tools: Sequence[ToolSpec]) -> None:
         name = tool.function.name
         if not _NAME.fullmatch(name):
             message = f"{where}: a name has 1 to 64 letters, digits, _ and -"
-            raise _invalid(message, f"{where}.function.name")
-        if name in names:
-            raise _invalid(f"{where}: there is another tool {name}", f"{where}.function.name")
-        names.add(name)
-        _check_parameters(tool.function.parameters or {}, f"{where}.function.parameters")
+            raise _invalid(message, f"{where}.{names.tool_name}")
+        if name in known:
+            raise _invalid(f"{where}: there is another tool {name}", f"{where}.{names.tool_name}")
+        known.add(name)
+        _check_parameters(tool.function.parameters or {}, f"{where}.{names.tool_parameters}")
 
 
 def _check_parameters(schema: Mapping[str, Any], where: str) -> None:
