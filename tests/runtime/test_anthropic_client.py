@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pydantic
 import pytest
 
-from tests.runtime.agent_rig import CITIES, FINAL, SCHEMA, TURNS, saw_both_answers, serve
-from tests.runtime.scripted_server import MODEL, ScriptedServer
+from tests.runtime.agent_rig import CITIES, FINAL, SCHEMA, TURNS, call_text, saw_both_answers, serve
+from tests.runtime.scripted_server import CONTEXT, MODEL, ScriptedServer
 
 if TYPE_CHECKING:
     import anthropic  # it takes seconds to load, in every process that collects this file
@@ -172,6 +174,110 @@ def test_a_budget_without_thinking(server: ScriptedServer, http: httpx.Client) -
         assert (constraint is None) == (kind == "disabled")
 
 
+# Structured outputs -----------------------------------------------------------------------------
+
+
+class Weather(pydantic.BaseModel):
+    """The weather of a city."""
+
+    city: str
+    degrees: int
+
+
+def test_a_parsed_answer(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    """A pydantic model as the format: whole, as a stream, and as the schema itself."""
+    server.answers += ['{"city": "Paris", "degrees": 20}'] * 3
+    fields: Any = {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": "?"}]}
+    expected = Weather(city="Paris", degrees=20)
+    whole = claude.messages.parse(output_format=Weather, **fields)
+    assert whole.parsed_output == expected
+    with claude.messages.stream(output_format=Weather, **fields) as stream:
+        assert stream.get_final_message().parsed_output == expected
+    config: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    claude.messages.create(output_config=config, **fields)
+    first, second, third = (request.constraint for request in server.requests[-3:])
+    for given in (first, second, third):
+        assert given is not None and given.kind == "json_schema"
+        assert given.param == "output_config.format.schema"
+        assert "</think>" in given.before, "the reasoning is free"
+    assert first == second and third is not None and json.loads(third.text) == SCHEMA
+
+
+def test_a_format_beside_tools(server: ScriptedServer, claude: anthropic.Anthropic) -> None:
+    """The rule of the chat's `response_format`: JSON or a call, where a call is forced a call."""
+    config: Any = {"format": {"type": "json_schema", "schema": {"const": "the end"}}}
+    grammars = []
+    for choice in ("auto", "any"):
+        server.answers.append(call_text("Paris"))
+        answer = claude.messages.create(
+            model=MODEL,
+            max_tokens=100,
+            messages=[{"role": "user", "content": "?"}],
+            tools=[TOOL],
+            tool_choice={"type": choice},  # type: ignore[misc,arg-type]
+            output_config=config,
+        )
+        assert [block.type for block in answer.content] == ["tool_use"]
+        constraint = server.requests[-1].constraint
+        assert constraint is not None and constraint.kind == "lark"
+        grammars.append(constraint.text)
+    auto, forced = grammars
+    assert "the end" in auto and "get_weather" in auto
+    assert "the end" not in forced and "get_weather" in forced
+
+
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("format", "code", "param"),
+    [
+        ({"type": "json_object"}, "invalid_value", ".type"),
+        ({"schema": SCHEMA}, "missing_field", ".type"),
+        ({"type": "json_schema"}, "missing_field", ".schema"),
+        ({"type": "json_schema", "schema": "{}"}, "invalid_type", ".schema"),
+        ({**FORMAT, "name": "place"}, "unknown_parameter", ".name"),
+        ({**FORMAT, "strict": True}, "unknown_parameter", ".strict"),
+        ("json", "invalid_type", ""),
+    ],
+)
+def test_what_a_format_refuses(http: httpx.Client, format: Any, code: str, param: str) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        error = _refused(http, {"output_config": {"format": format}}, path)
+        assert (error["code"], error["param"]) == (code, f"output_config.format{param}")
+        assert error["param"] in error["message"]
+
+
+def test_what_a_format_cannot_go_with(http: httpx.Client) -> None:
+    given = {"output_config": {"format": FORMAT}}
+    unkept = {"type": "json_schema", "schema": {"properties": {"a": {"contains": {}}}}}
+    for fields, code, param in (
+        ({**given, "regex": "a"}, "invalid_combination", "regex"),
+        ({**given, "ignore_eos": True}, "invalid_combination", "ignore_eos"),
+        ({"output_config": {"format": unkept}}, "unsupported_schema", "/properties/a/contains"),
+        ({"output_config": {"task_budget": 5}}, "unknown_parameter", "output_config.task_budget"),
+        ({"output_format": FORMAT}, "unsupported_parameter", "output_format"),
+    ):
+        error = _refused(http, fields)
+        assert (error["code"], error["param"]) == (code, param)
+
+
+def _refused(http: httpx.Client, fields: Any, path: str = "/v1/messages") -> Any:
+    """The error of a body with these fields."""
+    user = [{"role": "user", "content": "x"}]
+    body = {"model": MODEL, "messages": user, **fields}
+    if path == "/v1/messages":
+        body.setdefault("max_tokens", 5)
+    response = http.post(path, json=body)
+    answer = response.json()
+    assert (response.status_code, answer["type"]) == (400, "error"), answer
+    assert answer["error"]["type"] == "invalid_request_error"
+    return answer["error"]
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
 def test_errors_as_the_client_knows_them(
     server: ScriptedServer, claude: anthropic.Anthropic
 ) -> None:
@@ -209,39 +315,56 @@ def test_errors_as_the_client_knows_them(
         ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "empty_input", "messages"),
-        ({"tools": [{"type": "bash_20250124", "name": "x"}]}, "unsupported_parameter", None),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "invalid_tool", None),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "x"}]},
+            "unsupported_parameter",
+            "tools[0].type",
+        ),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "invalid_tool", "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "invalid_tool", "tools[1].name"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "array"}}]},
+            "invalid_tool",
+            "tools[0].input_schema.type",
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "invalid_tool", "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "invalid_tool", None),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}},
+            "invalid_tool",
+            "tool_choice",
+        ),
         ({"mcp_servers": [{"name": "x"}]}, "unsupported_parameter", "mcp_servers"),
-        ({"output_config": {"effort": "high"}}, "unsupported_parameter", "reasoning_effort"),
+        ({"output_config": {"effort": "high"}}, "unsupported_parameter", "output_config.effort"),
+        (
+            {"chat_template_kwargs": {"reasoning_effort": "high"}},
+            "unsupported_parameter",
+            "chat_template_kwargs.reasoning_effort",
+        ),
+        ({"max_tokens": CONTEXT}, "context_length_exceeded", "max_tokens"),
+        ({"stop_sequences": ["x"] * 33}, "invalid_value", "stop_sequences"),
+        ({"stop_sequences": ["x"] * 9000}, "invalid_value", "stop_sequences"),  # a large body
         (
             {
                 "messages": [
                     {
                         "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "z", "content": "x"}],
+                        "content": [
+                            {"type": "text", "text": "x"},
+                            {"type": "tool_result", "tool_use_id": "z", "content": "x"},
+                        ],
                     }
-                ]
+                ],
+                "system": "Be brief.",
             },
             "invalid_value",
-            None,
+            "messages[0].content[1].tool_use_id",
         ),
         ({"messages": [{"role": "assistant", "content": ""}]}, "invalid_value", "messages"),
     ],
 )
-def test_what_messages_refuses(
-    http: httpx.Client, fields: Any, code: str, param: str | None
-) -> None:
-    user = [{"role": "user", "content": "x"}]
-    body = {"model": MODEL, "max_tokens": 5, "messages": user, **fields}
-    response = http.post("/v1/messages", json=body)
-    answer = response.json()
-    assert (response.status_code, answer["type"]) == (400, "error"), answer
-    assert answer["error"]["type"] == "invalid_request_error"
-    assert answer["error"]["code"] == code
-    if param is not None:
-        assert answer["error"]["param"] == param
+def test_what_messages_refuses(http: httpx.Client, fields: Any, code: str, param: str) -> None:
+    error = _refused(http, fields)
+    assert (error["code"], error["param"]) == (code, param)
 
 
 def test_both_ways_to_send_a_key(server: ScriptedServer) -> None:

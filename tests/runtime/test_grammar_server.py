@@ -328,9 +328,10 @@ def test_a_budget_of_reasoning(thinker: Server) -> None:
         assert 0 < len(TOKENIZER.encode(thinking["thinking"], False)) <= budget
         return answer
 
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
     with ThreadPoolExecutor(8) as pool:
         free = list(pool.map(ask, range(16)))
-        schemas = list(pool.map(lambda number: ask(number, json_schema=SCHEMA), range(16)))
+        schemas = list(pool.map(lambda number: ask(number, output_config=config), range(16)))
     ended = [answer for answer in schemas if answer["stop_reason"] == "end_turn"]
     assert len(ended) >= 8
     for answer in ended:

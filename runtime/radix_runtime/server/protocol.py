@@ -289,10 +289,19 @@ class Thinking(Body, kw_only=True):
     display: Literal["summarized"] | None = None
 
 
+class OutputFormat(Body, kw_only=True):
+    """`output_config.format` of /v1/messages."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(Body, kw_only=True):
     """`output_config` of /v1/messages."""
 
+    nested = {"format": OutputFormat}
     effort: str | None = None
+    format: OutputFormat | None = None
 
 
 MESSAGES_NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences"}
@@ -315,6 +324,14 @@ class CountBody(AgentBody, kw_only=True, rename=MESSAGES_NAMES):
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+    def constraints(self) -> Iterator[Constraint]:
+        """Every constraint that is set. Raises RequestError."""
+        form = None if self.output_config is None else self.output_config.format
+        if form is not None:
+            schema = msgspec.json.encode(form.schema).decode()
+            yield Constraint(kind="json_schema", text=schema, param="output_config.format.schema")
+        yield from super().constraints()
 
 
 class MessagesBody(CountBody, kw_only=True, rename=MESSAGES_NAMES):

@@ -92,6 +92,7 @@ UNBUILT: dict[str, Unbuilt] = {
     "guided_json": Unbuilt("use structured_outputs.json"),
     "guided_regex": Unbuilt("use structured_outputs.regex"),
     "guided_whitespace_pattern": Unbuilt("use structured_outputs.whitespace_pattern"),
+    "output_format": Unbuilt("use output_config.format of /v1/messages, or response_format"),
     # Sampling
     "bad_words": Unbuilt("use logit_bias", ([],)),
     "beam_width": Unbuilt(_BEAMS),
