@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower may not import higher; within a layer modules may import each other, but in no circle. A
 # name is a module or a folder of the package.
 LAYERS = (
-    ("_hip", "_loader", "_arrays", "_op_spec", "_ops", "_choices"),
+    ("_hip", "_loader", "_arrays", "_not_tensor", "_op_spec", "_ops", "_choices"),
     ("logit_edits", "_exports", "gating", "weight_kinds"),
     ("_checks",),
     ("reference",),

@@ -11,6 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from ._not_tensor import not_a_tensor
+
 # A tensor of any DLPack framework. Nothing better can be said without importing a framework.
 Array = Any
 
@@ -27,17 +29,29 @@ def device_type(x: Array) -> str:
     """`cpu`, `cuda`, `rocm` or the framework's own name. TypeError when x is no tensor."""
     if is_torch(x):
         return str(x.device.type)
-    if not hasattr(x, "__dlpack_device__"):
-        raise TypeError(f"expected a tensor (torch or any DLPack type), got {type(x).__name__}")
+    _require_tensor(x)
     code = int(x.__dlpack_device__()[0])
     return _DLPACK_DEVICES.get(code, f"dlpack:{code}")
+
+
+def _require_tensor(x: Array) -> None:
+    if not hasattr(x, "__dlpack_device__"):
+        raise not_a_tensor(x)
+
+
+def shape(x: Array) -> tuple[int, ...]:
+    """The shape of a tensor or of a packed weight. TypeError when x is neither."""
+    try:
+        return tuple(x.shape)
+    except AttributeError:
+        raise not_a_tensor(x) from None
 
 
 def empty_like(x: Array) -> Array:
     """An uninitialised dense array with the shape, dtype, device and framework of x."""
     if is_torch(x):
         return sys.modules["torch"].empty_like(x)
-    return empty(x, tuple(x.shape))
+    return empty(x, shape(x))
 
 
 def empty(x: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
@@ -46,6 +60,7 @@ def empty(x: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
         if dtype is None:
             return x.new_empty(shape)
         return x.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+    _require_tensor(x)
     framework = import_module(type(x).__module__.partition(".")[0])
     if not hasattr(framework, "empty"):
         raise TypeError(
@@ -55,11 +70,15 @@ def empty(x: Array, shape: Sequence[int], dtype: str | None = None) -> Array:
 
 
 def as_torch(x: Array) -> Any:
-    """A torch tensor that shares x's memory, outside autograd. None stays None."""
+    """A torch tensor that shares x's memory, outside autograd. None stays None. TypeError when x
+    is something else."""
     if x is None:
         return None
     torch = import_module("torch")
-    return x.detach() if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+    if isinstance(x, torch.Tensor):
+        return x.detach()
+    _require_tensor(x)
+    return torch.from_dlpack(x)
 
 
 def torch_views(*arrays: Array) -> tuple[Any, ...]:
@@ -68,8 +87,12 @@ def torch_views(*arrays: Array) -> tuple[Any, ...]:
 
 
 def dtype_name(x: Array) -> str:
-    """The dtype's bare name in any framework: `bfloat16`, `float32`, `int64`."""
-    return _bare_name(x.dtype)
+    """The dtype's bare name in any framework: `bfloat16`, `float32`, `int64`. TypeError when x has
+    none."""
+    try:
+        return _bare_name(x.dtype)
+    except AttributeError:
+        raise not_a_tensor(x) from None
 
 
 @cache

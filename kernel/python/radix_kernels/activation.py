@@ -35,11 +35,11 @@ def gelu_tanh_and_mul(input: Array, *, out: Array | None = None) -> Array:
 
 
 def _gated(op: str, input: Array, out: Array | None) -> Array:
+    run = _dispatch.native(op, input)
     if out is None:
         shape = tuple(input.shape)
         _checks.require(op, len(shape) >= 1, "input has 0 dimensions, expected at least 1")
         out = _arrays.empty(input, (*shape[:-1], shape[-1] // 2))
-    run = _dispatch.native(op, input)
     if run is not None:
         run(input, out)
         return out

@@ -47,7 +47,7 @@ def linear_silu_and_mul(
     """
     op = "linear_silu_and_mul"
     _checks.dtype(op, "x", x, _checks.FLOATS)
-    rows = int(weight.shape[0])
+    rows = int(_arrays.shape(weight)[0])
     _checks.require(
         op, rows % 2 == 0, f"weight has {rows} rows, expected gate and up rows of one number"
     )

@@ -88,8 +88,7 @@ def linear_argmax(x: Array, weight: PackedWeight | Array) -> tuple[Array, Array]
     TypeError (dtype), ValueError (shape, stride).
     """
     op = "linear_argmax"
-    if len(x.shape) != 2:
-        raise ValueError(f"{op}: x has {len(x.shape)} dimensions, expected 2")
+    _checks.rank(op, "x", x, 2)
     rows = tuple(x.shape[:1])
     ids = _arrays.empty(x, rows, "int32")
     maxima = _arrays.empty(x, rows, "float32")
@@ -114,7 +113,7 @@ def embedding(ids: Array, weight: PackedWeight | Array, *, out: Array | None = N
     op = "embedding"
     if out is None:
         name = weight.dtype if isinstance(weight, PackedWeight) else _arrays.dtype_name(weight)
-        out = _arrays.empty(ids, (*tuple(ids.shape), int(weight.shape[1])), name)
+        out = _arrays.empty(ids, (*_arrays.shape(ids), int(weight.shape[1])), name)
     if is_packed(weight) and weight.layout == CODES_LAYOUT:
         given, target = torch_views(ids, out)
         check_embedding(op, given, weight.k, weight.dtype, target)

@@ -66,7 +66,9 @@ def mla_decode(
     scale = read_scale(op, softmax_scale)
     hint = read_max_seqlen_q(op, max_seqlen_q)
     any_split = not batch_invariant
-    lse = _arrays.empty(q_nope, tuple(q_nope.shape)[:-1], "float32") if return_softmax_lse else None
+    lse = (
+        _arrays.empty(q_nope, _arrays.shape(q_nope)[:-1], "float32") if return_softmax_lse else None
+    )
     out = _arrays.empty_like(q_nope) if out is None else out
     result = (out, lse) if return_softmax_lse else out
 
@@ -173,7 +175,11 @@ def concat_mla_k(k: Array, k_nope: Array, k_rope: Array) -> None:
 def _workspace(q: Array, cache: Array, table: Array, hint: int, any_split: bool) -> Array | None:
     """Scratch for the native kernel; None when it needs none, or when the shapes are for its checks
     to refuse."""
-    if len(q.shape) != 3 or len(cache.shape) != 3 or len(table.shape) != 2 or cache.shape[1] == 0:
+    try:
+        ranks = len(q.shape), len(cache.shape), len(table.shape)
+    except AttributeError:  # one is no tensor
+        return None
+    if ranks != (3, 3, 2) or cache.shape[1] == 0:
         return None
     assert _loader.bind is not None
     item_size = 1 if _arrays.dtype_name(cache) == "uint8" else 2  # float32 has no kernel with one

@@ -341,7 +341,8 @@ def _routed(op: str, x: Array, topk: int, out: Routed | None) -> Routed:
         )
         return weights, ids
     _checks.require(op, topk >= 1, f"topk is {topk}, expected at least 1")
-    shape = (x.shape[0] if x.shape else 0, topk)
+    rows = _arrays.shape(x)[:1] or (0,)
+    shape = (*rows, topk)
     return _arrays.empty(x, shape, "float32"), _arrays.empty(x, shape, "int32")
 
 

@@ -28,7 +28,7 @@ def per_tensor_quant_fp8(
     """
     op = "per_tensor_quant_fp8"
     static = scale is not None
-    out = _result(op, input, tuple(input.shape), out)
+    out = _result(op, input, _arrays.shape(input), out)
     run = _dispatch.native(op, input)
     if run is not None:
         if scale is None:
@@ -122,7 +122,7 @@ def rmsnorm_quant_fp8(
     """
     op = "rmsnorm_quant_fp8"
     size = None if group_size is None else _group_size(group_size)
-    out = _result(op, input, tuple(input.shape), out)
+    out = _result(op, input, _arrays.shape(input), out)
     scales = _scales(op, out, size, column_major_scales, scales)
     run = _dispatch.native(op, input)
     if run is not None:
@@ -151,12 +151,13 @@ def _quantize_rows(
     """(result, scales) with a scale for `size` columns of a row, None for all; gated: of
     `silu_and_mul` of input."""
     halves = 2 if gated else 1
+    given = _arrays.shape(input)
     _checks.require(
         op,
-        len(input.shape) > 0 and input.shape[-1] % halves == 0,
+        len(given) > 0 and given[-1] % halves == 0,
         "input's last dimension has no halves",
     )
-    shape = (*tuple(input.shape)[:-1], int(input.shape[-1]) // halves)
+    shape = (*given[:-1], given[-1] // halves)
     out = _result(op, input, shape, out)
     scales = _scales(op, out, size, column_major, scales)
     run = _dispatch.native("per_token_quant_fp8", input)

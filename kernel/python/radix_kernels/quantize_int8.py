@@ -53,7 +53,7 @@ def rmsnorm_quant_int8(
     else as those ops.
     """
     op = "rmsnorm_quant_int8"
-    out = _result(op, input, tuple(input.shape), out)
+    out = _result(op, input, _arrays.shape(input), out)
     scales = _scales(out, scales)
     run = _dispatch.native(op, input)
     if run is not None:
@@ -74,12 +74,13 @@ def _quantize_rows(
 ) -> tuple[Array, Array]:
     """(codes, scales) of input, gated: of `silu_and_mul` of it."""
     halves = 2 if gated else 1
+    given = _arrays.shape(input)
     _checks.require(
         op,
-        len(input.shape) > 0 and input.shape[-1] % halves == 0,
+        len(given) > 0 and given[-1] % halves == 0,
         "input's last dimension has no halves",
     )
-    shape = (*tuple(input.shape)[:-1], int(input.shape[-1]) // halves)
+    shape = (*given[:-1], given[-1] // halves)
     out = _result(op, input, shape, out)
     scales = _scales(out, scales)
     run = _dispatch.native("per_token_quant_int8", input)

@@ -106,7 +106,7 @@ def top_k_top_p_sampling(
     """
     settings = (temperature, top_k, top_p, min_p, seed, position)
     if out is None:
-        out = _arrays.empty(logits, tuple(logits.shape)[:1], "int32")
+        out = _arrays.empty(logits, _arrays.shape(logits)[:1], "int32")
     _draw(logits, settings, stream, edits, out, None)
     return out
 
@@ -131,7 +131,7 @@ def top_k_top_p_sampling_with_logprobs(
     NaN for a row that draws -1. Errors: TypeError, ValueError (top_n outside of 0 .. V).
     """
     settings = (temperature, top_k, top_p, min_p, seed, position)
-    out = _arrays.empty(logits, tuple(logits.shape)[:1], "int32")
+    out = _arrays.empty(logits, _arrays.shape(logits)[:1], "int32")
     logprobs = _logprob_arrays(logits, top_n)
     _draw(logits, settings, stream, edits, out, logprobs)
     return out, *logprobs
@@ -188,7 +188,7 @@ def _draw(
 
 
 def _logprob_arrays(logits: Array, top_n: int) -> tuple[Array, Array, Array]:
-    rows = int(logits.shape[0])
+    rows = _arrays.shape(logits)[0]
     logprob = _arrays.empty(logits, (rows,), "float32")
     top_logprobs = _arrays.empty(logits, (rows, top_n), "float32")
     top_ids = _arrays.empty(logits, (rows, top_n), "int32")

@@ -8,8 +8,8 @@ lists are gathered, and one draw from them (`sample_candidates`) gives the id th
 from __future__ import annotations
 
 from . import _arrays, _dispatch
-from ._arrays import Array, torch_views
-from ._checks.sampling import RECORD_HEADER, check_draw, check_records, check_shard
+from ._arrays import Array
+from ._checks.sampling import RECORD_HEADER, check_draw, check_records, check_settings, check_shard
 from ._lazy import reference
 from .logit_edits import LogitEdits
 from .sampling import workspace
@@ -40,7 +40,8 @@ def sampling_candidates(
     """
     op = "sampling_candidates"
     settings = (temperature, top_k, top_p, min_p, seed, position)
-    records = _arrays.empty(logits, (int(logits.shape[0]), RECORD_HEADER + num_candidates), "int64")
+    rows = _arrays.shape(logits)[0]
+    records = _arrays.empty(logits, (rows, RECORD_HEADER + num_candidates), "int64")
     run = _dispatch.native(op, logits)
     if run is not None:
         flat = None if edits is None else edits.flat()
@@ -86,7 +87,7 @@ def sample_candidates(
     op = "sample_candidates"
     settings = (temperature, top_k, top_p, min_p, seed, position)
     if out is None:
-        out = _arrays.empty(records, tuple(temperature.shape), "int32")
+        out = _arrays.empty(records, _arrays.shape(temperature), "int32")
     run = _dispatch.native(op, records)
     if run is not None:
         run(records, *settings, stream, vocab_size, out)
@@ -95,7 +96,7 @@ def sample_candidates(
     check_records(op, given)
     reference.sample_candidates(
         given,
-        *torch_views(*settings),
+        *check_settings(op, settings, int(given.shape[1])),
         vocab_size=vocab_size,
         stream=stream,
         out=_arrays.as_torch(out),

@@ -18,22 +18,29 @@ CONVERTER = "radix_kernels.native_fp8() turns weights and scales into the chip's
 
 def dtype(op: str, name: str, x: Any, allowed: Sequence[str]) -> None:
     """TypeError unless x is a tensor with one of the dtypes (names)."""
-    if not hasattr(x, "dtype"):
-        raise TypeError(f"{op}: {name} is {type(x).__name__}, expected a tensor")
+    _tensor(op, name, x)
     got = str(x.dtype).rpartition(".")[2]
     if got not in allowed:
         raise TypeError(f"{op}: {name} has dtype {got}, expected {' or '.join(allowed)}")
 
 
+def _tensor(op: str, name: str, x: Any) -> None:
+    """TypeError unless x is a tensor."""
+    if not hasattr(x, "dtype"):
+        raise TypeError(f"{op}: {name} is {type(x).__name__}, expected a tensor")
+
+
 def rank(op: str, name: str, x: Any, *ndim: int) -> None:
-    """ValueError unless x has one of the numbers of dimensions."""
+    """TypeError unless x is a tensor, ValueError unless it has one of the numbers of dimensions."""
+    _tensor(op, name, x)
     if x.ndim not in ndim:
         wanted = " or ".join(str(n) for n in ndim)
         raise ValueError(f"{op}: {name} has {x.ndim} dimensions, expected {wanted}")
 
 
 def shape(op: str, name: str, x: Any, expected: Sequence[int], why: str = "") -> None:
-    """ValueError unless x has exactly this shape."""
+    """TypeError unless x is a tensor, ValueError unless it has exactly this shape."""
+    _tensor(op, name, x)
     if tuple(x.shape) != tuple(expected):
         note = f" ({why})" if why else ""
         raise ValueError(f"{op}: {name} has shape {list(x.shape)}, expected {list(expected)}{note}")
@@ -56,7 +63,8 @@ def aligned(op: str, name: str, x: Any, size: int = 16) -> None:
 
 
 def same_dtype(op: str, name: str, x: Any, other: str, y: Any) -> None:
-    """TypeError unless x and y have one dtype."""
+    """TypeError unless x is a tensor with y's dtype."""
+    _tensor(op, name, x)
     if x.dtype != y.dtype:
         both = {str(x.dtype).rpartition(".")[2], str(y.dtype).rpartition(".")[2]}
         help = f"; {CONVERTER}" if both == set(FP8) else ""

@@ -26,11 +26,17 @@ def check_draw(
     """Logits, settings and edits as torch tensors, checked in the words of the native library."""
     x = as_torch(logits)
     rows = check_logits(op, x)
+    columns = check_settings(op, settings, rows)
+    _checks.require(op, 0 <= stream < 2**32, f"stream is {stream}, expected 0 .. 2**32 - 1")
+    return x, columns, None if edits is None else _checked_edits(op, x, edits)
+
+
+def check_settings(op: str, settings: tuple[Array, ...], rows: int) -> list[Any]:
+    """The settings of a draw as torch tensors, checked: each has a value for every row."""
     columns = [as_torch(setting) for setting in settings]
     for (name, dtype), column in zip(_SETTINGS.items(), columns, strict=True):
         check_row_values(op, name, column, rows, dtype)
-    _checks.require(op, 0 <= stream < 2**32, f"stream is {stream}, expected 0 .. 2**32 - 1")
-    return x, columns, None if edits is None else _checked_edits(op, x, edits)
+    return columns
 
 
 def check_logits(op: str, x: Any) -> int:
