@@ -118,9 +118,23 @@ void test(int calls) {
   std::printf("%d ranks: %d norms\n", N, calls);
 }
 
+// The default communicator's sides. A row of 32 KiB takes a quarter of one.
+void test_plan() {
+  constexpr int64_t kDefaultSide = 8192, kWords = 2048;
+  for (int world : {2, 4, 8})
+    for (int64_t rows : {1, 4, 1000}) {
+      if (plan_all_reduce_norm(world, rows, kWords, kDefaultSide, 0).most_rows < 1)
+        fail_test("a row of 32 KiB does not fit", world, static_cast<int>(rows));
+      const auto one_shot = plan_all_reduce_norm(world, rows, kWords, kDefaultSide, RK_ALL_REDUCE_ONE_SHOT);
+      if (one_shot.two_shot || one_shot.most_rows != 4 / world) fail_test("one shot was asked for", world, 0);
+    }
+  if (plan_all_reduce_norm(8, 1, kWords / 2, kDefaultSide, 0).two_shot) fail_test("one row of 16 KiB, 8 ranks", 8, 1);
+}
+
 }  // namespace
 
 int main() {
+  test_plan();
   test<2>(1000);
   test<4>(500);
   return 0;

@@ -197,15 +197,12 @@ void all_reduce_add_rmsnorm(const rk_all_reduce_add_rmsnorm_args& args, rk_strea
   int64_t rows = 1;
   for (int i = 0; i < input.ndim - 1; i++) rows *= input.shape[i];
   const int row_words = static_cast<int>(row_bytes / 16), world = comm.world_size();
-  const AllReducePlan plan = plan_all_reduce(world, rows * row_bytes, args.algorithm, args.blocks, kThreads);
-  // Of a channel; two shot rounds shares up.
-  const int64_t most =
-      plan.two_shot ? (comm.view().side / 2 - world) / row_words : comm.view().side / world / row_words;
-  if (most < 1)
+  const AllReduceNormPlan plan = plan_all_reduce_norm(world, rows, row_words, comm.view().side, args.algorithm);
+  if (plan.most_rows < 1)
     fail(RK_INVALID, "all_reduce_add_rmsnorm: rows of %lld bytes do not fit the communicator's max_bytes",
          static_cast<long long>(row_bytes));
   const int64_t blocks = std::min<int64_t>(args.blocks ? args.blocks : kMaxChannels, kMaxChannels);
-  const int64_t per_block = std::min(ceil_div(rows, blocks), most), step = per_block * kMaxChannels;
+  const int64_t per_block = std::min(ceil_div(rows, blocks), plan.most_rows), step = per_block * kMaxChannels;
   dispatch_float(dtype_of(input), [&](auto t) {
     dispatch_world(world, [&](auto size) {
       using T = typename decltype(t)::type;

@@ -35,6 +35,22 @@ inline AllReducePlan plan_all_reduce(int world_size, int64_t bytes, int algorith
   return {two_shot, blocks, threads};
 }
 
+// That of the all-reduce with the norm, whose blocks take whole rows. most_rows: of a block at most; 0: none fits.
+struct AllReduceNormPlan {
+  bool two_shot;
+  int64_t most_rows;
+};
+
+// Rows of row_words through channels with sides of `side` words. One shot takes world_size places of a channel for one
+// of a row, two shots take two and round shares up; where a row does not fit our choice, it may fit the other.
+inline AllReduceNormPlan plan_all_reduce_norm(int world_size, int64_t rows, int64_t row_words, int64_t side,
+                                              int algorithm) {
+  const int64_t most_one_shot = side / world_size / row_words, most_two_shot = (side / 2 - world_size) / row_words;
+  bool two_shot = algorithm ? algorithm == RK_ALL_REDUCE_TWO_SHOT : rows * row_words * 16 > one_shot_bytes(world_size);
+  if (!algorithm && (two_shot ? most_two_shot : most_one_shot) < 1) two_shot = !two_shot;
+  return {two_shot, two_shot ? most_two_shot : most_one_shot};
+}
+
 // Calls fn(World<N>{}).
 template <int N>
 struct World {
