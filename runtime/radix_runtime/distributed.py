@@ -152,6 +152,11 @@ class SharedMemory(Communicator):
         with self._abort_errors:
             self._shm.barrier(timeout)
 
+    def check(self) -> None:
+        by = self._shm.aborted_by
+        if by is not None:
+            raise CommunicatorAborted(f"communicator: aborted by rank {by}")
+
     def abort(self) -> None:
         self._abort_errors.aborted_here = True
         self._shm.abort()
@@ -230,9 +235,7 @@ class Gpus(SharedMemory):
         if self._peers is not None:
             with self._abort_errors:
                 self._peers.check()
-        if self._nccl is not None and self._shm.aborted_by is not None:
-            # NCCL's waits end without a word.
-            raise CommunicatorAborted(f"the group was aborted by rank {self._shm.aborted_by}")
+        super().check()  # the waits of NCCL end without a word
 
     def abort(self) -> None:
         super().abort()

@@ -249,7 +249,9 @@ def test_cpu_ranks_keep_shared_memory(tmp_path):
     group.close()
 
 
-@pytest.mark.parametrize("name", ["barrier", "all_reduce", "all_gather", "gather", "broadcast"])
+@pytest.mark.parametrize(
+    "name", ["barrier", "check", "all_reduce", "all_gather", "gather", "broadcast"]
+)
 @pytest.mark.parametrize("device", [Device.resolve("cpu"), GPU], ids=["cpu", "gpu"])
 def test_an_abort_has_a_type_of_its_own(tmp_path, device, name):
     """On the rank that waits and on the one that aborted; by the peer kernels too."""
@@ -260,7 +262,7 @@ def test_an_abort_has_a_type_of_its_own(tmp_path, device, name):
         group.open(device)
     groups[1].abort()
     for group in groups:
-        given = [] if name == "barrier" else [torch.ones(3)]
+        given = [] if name in ("barrier", "check") else [torch.ones(3)]
         with pytest.raises(CommunicatorAborted, match="aborted by rank 1"):
             getattr(group, name)(*given)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from radix_runtime import registry
 from radix_runtime.config import ServerArgs
-from radix_runtime.distributed import Communicator
+from radix_runtime.distributed import Communicator, CommunicatorAborted
 from radix_runtime.errors import ConfigError
 from radix_runtime.models import loader
 from radix_runtime.models.decoder import DecoderForCausalLM
@@ -206,6 +206,24 @@ def test_an_index_that_is_none(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ConfigError, match=r"index\.json cannot be read"):
         Driver(folder)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_loading_ends_when_another_rank_has_failed(folder: Path, load_format: str) -> None:
+    """Not with the last tensor, which may be minutes later."""
+    looks = 0
+
+    class Group(Communicator):
+        def check(self) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 5:
+                raise CommunicatorAborted("communicator: aborted by rank 1")
+
+    args = ServerArgs(model_path=str(folder), load_format=load_format)
+    with pytest.raises(CommunicatorAborted):
+        Driver(folder, communicator=Group(), args=args)
+    assert looks == 5
 
 
 def test_a_damaged_file(folder: Path) -> None:

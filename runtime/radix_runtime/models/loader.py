@@ -20,6 +20,7 @@ from torch import nn
 from .. import ops
 from ..checkpoint import checkpoint_files, open_checkpoint_file
 from ..config import ServerArgs
+from ..distributed import Communicator
 from ..errors import ConfigError
 from ..families.names import Drop, Rename, Rule, apply_rules
 from ..families.tensor_views import TensorSource
@@ -71,9 +72,9 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     start = time.monotonic()
     if checkpoint is None:
         seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
-        _fill_random(_progress(params, len(params), quiet=quiet), seed)
+        _fill_random(_progress(params, len(params), ctx.communicator), seed)
     else:
-        _fill(places, _progress(checkpoint.tensors(), len(places), quiet=quiet))
+        _fill(places, _progress(checkpoint.tensors(), len(places), ctx.communicator))
     _tell_end(model, start, quiet=quiet, device=ctx.device)
     for layer in layers:
         layer.complete()
@@ -203,13 +204,16 @@ def model_class(architecture: str) -> type[CausalLM]:
     return DecoderForCausalLM
 
 
-def _progress(items: Iterable[T], total: int, *, quiet: bool) -> Iterator[T]:
-    """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. `quiet`:
-    no bar, and lines of level debug."""
+def _progress(items: Iterable[T], total: int, communicator: Communicator) -> Iterator[T]:
+    """The items, with a bar on a terminal; elsewhere a line in the log every few seconds. On ranks
+    other than 0 no bar, and lines of level debug. Raises CommunicatorAborted when another rank has
+    failed: loading may take minutes more."""
+    quiet = communicator.rank > 0
     bar = with_progress(items, "loading weights", total, hidden=quiet)
     level = logging.DEBUG if quiet else logging.INFO
     last_line = time.monotonic()
     for done, item in enumerate(bar):
+        communicator.check()
         if bar.disable and time.monotonic() - last_line >= _NEWS_SECONDS:
             last_line = time.monotonic()
             logger.log(level, "loading weights: %d of %d tensors", done, total)
