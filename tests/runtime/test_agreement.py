@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from radix_runtime import Engine
+from radix_runtime.config import ServerArgs
+from radix_runtime.distributed import Communicator
+from radix_runtime.engine import worker
 from radix_runtime.engine.agreement import StepSeal, check_agreement
 from radix_runtime.errors import ConfigError, EngineDeadError
 from radix_runtime.sampling_params import SamplingParams
@@ -173,6 +176,26 @@ def test_a_rank_that_does_not_start_says_why(
     with pytest.raises(kind, match=text):
         two_ranks(folder, ranks)
     assert time.monotonic() - start < LIMIT
+
+
+def test_a_rank_says_why_before_it_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for the reason of an abort, but only a moment."""
+    seen: list[str] = []
+
+    class Group(Communicator):
+        def abort(self) -> None:
+            seen.append("abort")
+
+    def fail(*args: object) -> None:
+        raise ConfigError("no room here")
+
+    monkeypatch.setattr(worker, "connect", lambda *args: Group())
+    monkeypatch.setattr(worker, "_run_steps", fail)
+    monkeypatch.setattr(worker, "say_last_words", lambda spec, words: seen.append(words.text))
+    spec: Any = SimpleNamespace(args=ServerArgs(device="cpu"), rank=1, memory_fd=0)
+    with pytest.raises(ConfigError):
+        worker._serve(spec)
+    assert seen == ["no room here", "abort"]
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,14 @@ import httpx
 import openai
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from radix_runtime.hub import DEMO_MODEL_DIR
 from tests.runtime.command import radix
+from tests.runtime.family_models import random_model
 from tests.runtime.server_process import Server, environment
+from tests.runtime.tiny_models import save
 
 MESSAGES = [{"role": "user", "content": "What is 17 + 25?"}]
 
@@ -193,6 +197,21 @@ def test_a_broken_checkpoint_is_one_line_and_78(tmp_path: Path) -> None:
     weights = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     assert "safetensors" in _refused(str(tmp_path), "--port", "0")
+
+
+@pytest.mark.parametrize("layer", ["mlp.experts.4", "self_attn"])
+def test_what_ranks_find_is_one_line_and_78(layer: str, tmp_path: Path) -> None:
+    """Of five experts of a width that two ranks do not divide the last is rank 1's alone; of
+    attention each rank has a part."""
+    save(random_model("qwen3_moe_odd_width"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(key for key in tensors if f"layers.1.{layer}." in key and "proj" in key)
+    tensors[name] = tensors[name].to(torch.int32)
+    save_file(tensors, file, metadata={"format": "pt"})
+    flags = ["--tp-size", "2", "--num-threads", "2", "--skip-tokenizer-init", "--device", "cpu"]
+    said = _refused(str(tmp_path), "--port", "0", *flags)
+    assert f"{name} holds int32, expected float32" in said
 
 
 def _refused(*flags: str) -> str:

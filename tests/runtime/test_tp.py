@@ -77,7 +77,8 @@ def test_a_killed_worker_is_reported_while_idle():
     [pid] = [w.pid for w in executor.workers]
     os.kill(pid, signal.SIGTERM)
     assert wait_until(lambda: reasons)
-    assert f"rank 1 (pid {pid}) was killed by SIGTERM" in reasons[0]
+    assert type(reasons[0]) is EngineDeadError
+    assert f"rank 1 (pid {pid}) was killed by SIGTERM" in str(reasons[0])
     executor.close()
     assert len(reasons) == 1 and c.folder.exists()
 

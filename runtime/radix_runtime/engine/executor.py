@@ -28,17 +28,17 @@ from .deferred_stream import DeferredStream
 from .masks import check_masks
 from .memory_advice import step_failure
 from .model_runner import ModelRunner
-from .worker_group import WorkerGroup
+from .worker_group import Death, WorkerGroup
 
 _NEWS_SECONDS = 0.5  # between a broken exchange and the news of the death that broke it
 
 
 def create_executor(
-    args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None] = lambda reason: None
+    args: ServerArgs, config: ModelConfig, on_death: Callable[[Death], None] = lambda death: None
 ) -> "LocalExecutor":
     """Loads the model in the local directory `args.model_path`.
 
-    `on_death(reason)` is called once, on another thread, when another rank dies; then the steps in
+    `on_death(death)` is called once, on another thread, when another rank dies; then the steps in
     flight and every later launch raise EngineDeadError. Raises ConfigError."""
     config.check_tp(args.tp_size)
     if args.tp_size == 1:
@@ -185,10 +185,11 @@ class TPExecutor(LocalExecutor):
     step ring before rank 0 runs it."""
 
     def __init__(
-        self, args: ServerArgs, config: ModelConfig, on_death: Callable[[str], None]
+        self, args: ServerArgs, config: ModelConfig, on_death: Callable[[Death], None]
     ) -> None:
         device = Device.resolve(args.device, count=args.tp_size)
         self._on_death = on_death
+        self._death: Death | None = None  # where that of another rank is the failure
         self._closed = False
         self._group = WorkerGroup(args)
         self._communicator = connect(args, self._group.memory_path, 0, device)
@@ -199,9 +200,8 @@ class TPExecutor(LocalExecutor):
         except BaseException as error:
             self._await_news(error)
             self.close()
-            if self.failure and not isinstance(error, ConfigError):
-                kind = ConfigError if self._group.is_config_error else EngineDeadError
-                raise kind(self.failure) from error
+            if self._death is not None and not isinstance(error, ConfigError):
+                raise self._death from error
             raise
 
     @property
@@ -209,9 +209,11 @@ class TPExecutor(LocalExecutor):
         """The processes of ranks 1 .. N-1."""
         return self._group.processes
 
-    def _worker_died(self, reason: str) -> None:
-        self.failure = self.failure or reason
-        self._on_death(self.failure)
+    def _worker_died(self, death: Death) -> None:
+        if self.failure is None:
+            self._death = death
+            self.failure = str(death)
+        self._on_death(self._death or EngineDeadError(self.failure))
         self._communicator.abort()
         self._group.ring.close()
 

@@ -38,32 +38,40 @@ def main() -> int:
     setup_logging(f"rank {spec.rank}", spec.args.log_level)
     try:
         _serve(spec)
-    except ConfigError as error:
-        logger.error("%s", error)
-        say_last_words(spec, LastWords(str(error), is_config_error=True))
+    except ConfigError:  # rank 0 says it, once for all ranks
         return EXIT_CONFIG
     except CommunicatorAborted as error:  # who aborted the group has said why
         logger.debug("%r", error)
         return EXIT_INTERNAL
     except RuntimeError as error:  # EngineDeadError is one
         logger.error("%r", error)
-        say_last_words(spec, LastWords(str(error)))
         return EXIT_INTERNAL
-    except Exception as error:
-        say_last_words(spec, LastWords(f"{type(error).__name__}: {error}"))
-        raise
     return EXIT_CLEAN
 
 
 def _serve(spec: WorkerSpec) -> None:
-    """Until rank 0 closes the ring. Ends the waits of all ranks when it fails."""
-    device = Device.resolve(spec.args.device, spec.rank)
-    communicator = connect(spec.args, f"/proc/self/fd/{spec.memory_fd}", spec.rank, device)
+    """Until rank 0 closes the ring. Says why it fails, and then ends the waits of all ranks: rank 0
+    waits only a moment for the reason of an abort."""
+    communicator = Communicator()
     try:
+        device = Device.resolve(spec.args.device, spec.rank)
+        communicator = connect(spec.args, f"/proc/self/fd/{spec.memory_fd}", spec.rank, device)
         _run_steps(spec, device, communicator)
-    except BaseException:
+    except BaseException as error:
+        _say_why(spec, error)
         communicator.abort()
         raise
+
+
+def _say_why(spec: WorkerSpec, error: BaseException) -> None:
+    if isinstance(error, ConfigError):
+        say_last_words(spec, LastWords(str(error), is_config_error=True))
+    elif isinstance(error, CommunicatorAborted):
+        pass  # who aborted the group says why
+    elif isinstance(error, RuntimeError):
+        say_last_words(spec, LastWords(str(error)))
+    elif isinstance(error, Exception):
+        say_last_words(spec, LastWords(f"{type(error).__name__}: {error}"))
 
 
 def _run_steps(spec: WorkerSpec, device: Device, communicator: Communicator) -> None:

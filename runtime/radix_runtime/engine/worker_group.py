@@ -11,12 +11,14 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from ..config import ServerArgs
-from ..errors import EXIT_INTERNAL, EngineDeadError
+from ..errors import EXIT_INTERNAL, ConfigError, EngineDeadError
 from ..spawn import start_process
 from .commands import CommandReply
 from .step_ring import RingHandle, StepRing
 
 logger = logging.getLogger(__name__)
+
+Death = ConfigError | EngineDeadError  # of a rank, and why
 
 _EXIT_SECONDS = 5.0  # that a worker has to end by itself
 _REPLY_SECONDS = 600.0  # that it has for a command
@@ -65,7 +67,6 @@ class WorkerGroup:
         self._memory_fd = os.memfd_create("radix-comm")
         self._replies: list[Connection] = []
         self._words: list[int] = []  # read ends of the pipes for LastWords
-        self.is_config_error = False  # a worker has died of its configuration
         self.processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self._watchers: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -107,8 +108,8 @@ class WorkerGroup:
         process.stdin.flush()  # and stays open: its end tells the worker that we are gone
         return process
 
-    def watch(self, on_death: Callable[[str], None]) -> None:
-        """From now on `on_death(reason)` is called, once, on another thread, when a worker ends
+    def watch(self, on_death: Callable[[Death], None]) -> None:
+        """From now on `on_death(death)` is called, once, on another thread, when a worker ends
         before `close`."""
         for rank, process in enumerate(self.processes, 1):
             watcher = threading.Thread(
@@ -118,7 +119,7 @@ class WorkerGroup:
             self._watchers.append(watcher)
 
     def _watch(
-        self, rank: int, process: subprocess.Popen[bytes], on_death: Callable[[str], None]
+        self, rank: int, process: subprocess.Popen[bytes], on_death: Callable[[Death], None]
     ) -> None:
         frame = os.read(self._words[rank - 1], _PIPE_BYTES)  # nothing where it ends without
         if frame:
@@ -131,9 +132,11 @@ class WorkerGroup:
             if self._closed or self._death_told.is_set():
                 return  # asked for, or the consequence of the first death
             reason = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
-            logger.error("%s", reason)
-            self.is_config_error = words.is_config_error
-            on_death(reason)
+            if words.is_config_error:  # one line for all ranks: who catches it says it
+                on_death(ConfigError(reason))
+            else:
+                logger.error("%s", reason)
+                on_death(EngineDeadError(reason))
             self._death_told.set()
 
     def _await_exit(self, process: subprocess.Popen[bytes]) -> str:

@@ -13,7 +13,8 @@ from ..config import ServerArgs
 from ..engine.device_defaults import with_device_defaults
 from ..engine.executor import LocalExecutor, create_executor
 from ..engine.facts import engine_facts, resolved_settings
-from ..errors import EXIT_INTERNAL, RequestError
+from ..engine.worker_group import Death
+from ..errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, RequestError
 from ..grammar.service import Grammars
 from ..model_config import ModelConfig
 from ..scheduler.scheduler import Scheduler
@@ -69,9 +70,11 @@ def serve(child: Child) -> None:
     tokenizer = served_tokenizer(args)
     eos_ids = eos_token_ids(Path(args.model_path or ""), tokenizer)
 
-    def rank_died(reason: str) -> None:
-        child.report("fatal", reason)
-        os._exit(EXIT_INTERNAL)  # also when idle, and whatever the main thread waits for
+    def rank_died(death: Death) -> None:
+        is_config = isinstance(death, ConfigError)
+        child.report("config" if is_config else "fatal", death)
+        # Also when idle, and whatever the main thread waits for.
+        os._exit(EXIT_CONFIG if is_config else EXIT_INTERNAL)
 
     step_log = StepLog(args.trace)
     executor = create_executor(args, config, rank_died)
