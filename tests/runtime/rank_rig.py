@@ -3,8 +3,10 @@ parts of the vocabulary, by the reference, and pad and capture their steps."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,11 @@ def _think_of_another_shape() -> None:
     StepShapes.of = strange  # type: ignore[assignment, method-assign]
 
 
+def _linger() -> None:
+    """Where the interpreter ends."""
+    atexit.register(time.sleep, 60.0)
+
+
 def _hold_other_rows() -> None:
     shared_facts = executor.shared_facts
 
@@ -95,6 +102,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "capture": _fail_to_capture,
     "shape": _think_of_another_shape,
     "facts": _hold_other_rows,
+    "lingers": _linger,
 }
 
 

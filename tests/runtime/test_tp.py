@@ -14,17 +14,19 @@ import torch
 
 from radix_runtime import Engine, SamplingParams, distributed
 from radix_runtime.distributed import core_share
+from radix_runtime.engine import worker_group
 from radix_runtime.errors import ConfigError, EngineDeadError
 from tests.child import IMPORT_PATH
 from tests.runtime.parity import case, engine
+from tests.runtime.rank_rig import use_on_all_ranks
 
 torch.set_num_threads(1)
 
 LIMIT = 20.0  # seconds in which a death must show; the collectives alone would wait for 60
 
 
-def tp_engine(**changes):
-    return engine(case("qwen2_bias").folder, tp_size=2, num_threads=2, **changes)
+def tp_engine(ranks=2, **changes):
+    return engine(case("qwen2_bias").folder, tp_size=ranks, num_threads=2, **changes)
 
 
 def gone(pid):
@@ -83,13 +85,25 @@ def test_a_killed_worker_is_reported_while_idle():
     assert len(reasons) == 1 and c.folder.exists()
 
 
-def test_a_stopped_worker_does_not_keep_the_engine_from_ending():
-    e = tp_engine()
-    [pid] = [w.pid for w in e.executor.workers]
-    os.kill(pid, signal.SIGSTOP)
+def test_stopped_workers_do_not_keep_the_engine_from_ending(monkeypatch):
+    """All of them together no longer than one."""
+    monkeypatch.setattr(worker_group, "_EXIT_SECONDS", 4.0)
+    e = tp_engine(ranks=4)
+    pids = [w.pid for w in e.executor.workers]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     start = time.monotonic()
     e.shutdown()
-    assert time.monotonic() - start < 2 * LIMIT and gone(pid)
+    assert time.monotonic() - start < 11 and all(gone(pid) for pid in pids)
+
+
+def test_a_worker_ends_without_the_interpreters_end(monkeypatch, tmp_path):
+    """Which takes half a second with torch: four ranks on two cores were too late for the
+    supervisor, and were killed."""
+    use_on_all_ranks(["lingers"], monkeypatch, tmp_path)
+    e = tp_engine()
+    e.shutdown()
+    assert [w.returncode for w in e.executor.workers] == [0]
 
 
 @pytest.mark.serial  # threads and files of this process, which earlier tests may still close

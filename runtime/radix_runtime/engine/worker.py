@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import msgspec
 
@@ -17,7 +18,7 @@ from ..distributed import Communicator, CommunicatorAborted, connect
 from ..errors import EXIT_CLEAN, EXIT_CONFIG, EXIT_INTERNAL, ConfigError
 from ..log import setup_logging
 from ..model_config import ModelConfig
-from ..spawn import die_with_parent
+from ..spawn import die_with_parent, leave
 from ..step_plan import StepPlan
 from .agreement import StepSeal
 from .commands import execute
@@ -30,12 +31,17 @@ from .worker_group import LastWords, WorkerSpec, say_last_words
 logger = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Runs until rank 0 closes the ring; returns the exit code."""
+def main() -> NoReturn:
+    """Runs until rank 0 closes the ring."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
     _die_with_parent(spec)
     setup_logging(f"rank {spec.rank}", spec.args.log_level)
+    leave(_exit_code(spec))  # torch's own end would take half a second, on each rank
+
+
+def _exit_code(spec: WorkerSpec) -> int:
+    """Of a worker that has served. A bug is raised, for its traceback."""
     try:
         _serve(spec)
     except ConfigError:  # rank 0 says it, once for all ranks
@@ -89,6 +95,7 @@ def _run_steps(spec: WorkerSpec, device: Device, communicator: Communicator) -> 
                 communicator.check()
             else:
                 replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
+        device.synchronize()  # others may wait for what the last step sends
 
 
 def _run_step(spec: WorkerSpec, device: Device, runner: ModelRunner, plan: StepPlan) -> None:

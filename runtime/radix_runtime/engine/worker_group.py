@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Death = ConfigError | EngineDeadError  # of a rank, and why
 
-_EXIT_SECONDS = 5.0  # that a worker has to end by itself
+_EXIT_SECONDS = 5.0  # that the workers have to end by themselves
 _REPLY_SECONDS = 600.0  # that it has for a command
 # A worker that ends without a word mostly follows another, which is given so long to be told first.
 _ECHO_SECONDS = 1.0
@@ -176,10 +177,11 @@ class WorkerGroup:
         """Ends the workers after the last published frame; kills what does not end. Once."""
         self.stop_watching()
         self.ring.close()
+        deadline = time.monotonic() + _EXIT_SECONDS
         for process in self.processes:
             with process:  # closes its input too
                 try:
-                    process.wait(_EXIT_SECONDS)
+                    process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     process.kill()
         for watcher in self._watchers:
