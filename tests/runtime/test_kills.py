@@ -96,6 +96,20 @@ def test_death_while_loading() -> None:
         server.assert_nothing_left()
 
 
+def test_a_rank_that_is_stopped_while_loading() -> None:
+    """The others wait for its weights, for an hour if they must."""
+    with Server("--tp-size", "2", "--step-timeout", "2", wait=False) as server:
+        deadline = time.monotonic() + 60
+        while not any("radix: rank 1" in " ".join(p.cmdline()) for p in server.family):
+            assert time.monotonic() < deadline
+            server.note_family()
+            time.sleep(0.02)
+        server.find("radix: rank 1").suspend()
+        assert server.wait_exit(2 + EXIT_SECONDS) == 75
+        assert "the scheduler process has been silent for 2 s" in server.log()
+        server.assert_nothing_left()
+
+
 def test_a_stopped_scheduler_makes_health_fail_then_resumes() -> None:
     with Server() as server:
         with httpx.Client(timeout=5) as client:

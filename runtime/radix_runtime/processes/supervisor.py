@@ -179,8 +179,7 @@ class Supervisor:
         self._heartbeats.beat(process_id(SUPERVISOR))
         if self._signals:
             self._follow_signals()
-        if not self._serving:
-            return
+        # Before the instance serves too: ranks would wait an hour for one that is stopped.
         for child in self._children.values():
             self._heartbeats.note_stopped(child.process, is_stopped(child.pid))
         limit = self._args.step_timeout
