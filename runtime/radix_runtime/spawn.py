@@ -23,6 +23,9 @@ _START = "; ".join(
     [
         "import sys",
         "sys.path[:] = [path for path in sys.path if path]",
+        "import signal",
+        # Ctrl-C reaches the whole group, from the first import on: who started it decides.
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)",
         "import faulthandler",
         "faulthandler.enable()",
         f"faulthandler.register({DUMP_SIGNAL:d})",
@@ -41,7 +44,8 @@ _STAT_ARG_END = 46
 
 def start_process(module: str, title: str, **options: Any) -> subprocess.Popen[bytes]:
     """Runs `main()` of a module in a new process, which looks for modules where this one does. The
-    process list shows `title`; `options` are Popen's. Standard input is a pipe."""
+    process list shows `title`; `options` are Popen's. Standard input is a pipe. It ignores
+    SIGINT."""
     environment = dict(os.environ)
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -82,6 +82,18 @@ def test_the_executor_starts_its_workers_so(trapped: Path, monkeypatch: pytest.M
     assert started == ["radix_runtime.engine.worker"]
 
 
+def test_an_interrupt_while_a_process_imports_is_not_its_own(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole group. A rank that was still importing died of it, with a
+    traceback, whatever the program made of it."""
+    (tmp_path / "early.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ndef main():\n    return 7\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        process = start_process("early", title="radix: early", stderr=subprocess.PIPE)
+    assert process.communicate()[1] == b"" and process.returncode == 7
+
+
 def test_stacks_can_be_asked_for_from_the_first_import_on(tmp_path: Path) -> None:
     """A worker that hangs where no handler of its own was ever set."""
     (tmp_path / "sleeper.py").write_text(

@@ -226,7 +226,6 @@ def _usage(pid: int) -> tuple[float, int]:
 
 def main() -> None:
     """Answers until the process that uses this one has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its business
     options: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     with socket.socket(fileno=options["socket"]) as connection:
         try:

@@ -5,7 +5,6 @@ import mmap
 import os
 import queue
 import select
-import signal
 import socket
 import sys
 import threading
@@ -327,7 +326,6 @@ def _resident_bytes() -> int:
 
 def main() -> None:
     """Answers until the process that uses this one has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its business
     options: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     with socket.socket(fileno=options["socket"]) as connection:
         try:

@@ -161,6 +161,5 @@ def _harden(launch: Launch) -> None:
         raise SystemExit(EXIT_INTERNAL)
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's business
     for descriptor in launch.descriptors:
         os.set_inheritable(descriptor, False)

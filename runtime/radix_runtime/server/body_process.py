@@ -1,7 +1,6 @@
 """The process that decodes large request bodies for the API process (body_decoder.py)."""
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from typing import IO, Any
@@ -27,7 +26,6 @@ _LARGEST_ID = (1 << 31) - 1
 
 def main() -> None:
     """Answers frame by frame until the API process has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     os.nice(_NICENESS)
     try:
         _serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -26,7 +26,6 @@ _OUT_OF_MEMORY = 3  # the exit code of a fork
 
 def main() -> None:
     """Has forks answer frame by frame until the API process has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     code = 0
     try:
