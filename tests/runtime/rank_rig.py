@@ -46,6 +46,10 @@ def _fail_to_load(error: Exception) -> Callable[[], None]:
     return lambda: setattr(model_runner, "load_model", load_model)
 
 
+def _load_for_minutes(*args: object) -> None:
+    time.sleep(300.0)
+
+
 def _lose_a_frame() -> None:
     """The third."""
     receive = StepRingReader.receive
@@ -103,6 +107,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "shape": _think_of_another_shape,
     "facts": _hold_other_rows,
     "lingers": _linger,
+    "loads": lambda: setattr(model_runner, "load_model", _load_for_minutes),
 }
 
 

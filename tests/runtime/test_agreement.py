@@ -14,7 +14,7 @@ import torch
 from radix_runtime import Engine
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
-from radix_runtime.engine import worker
+from radix_runtime.engine import executor, worker, worker_group
 from radix_runtime.engine.agreement import StepSeal, check_agreement
 from radix_runtime.errors import ConfigError, EngineDeadError
 from radix_runtime.sampling_params import SamplingParams
@@ -170,11 +170,30 @@ def test_a_rank_that_does_not_start_says_why(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     use_on_all_ranks(fault.split(), monkeypatch, tmp_path)
     start = time.monotonic()
     with pytest.raises(kind, match=text):
         two_ranks(folder, ranks)
+    assert time.monotonic() - start < LIMIT
+    assert ("Traceback" in capfd.readouterr().err) == (fault == "crash")
+
+
+def test_ranks_that_load_do_not_keep_a_failed_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are killed: a load may take minutes, and an end by itself has five seconds."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise ConfigError("no room on rank 0")
+
+    monkeypatch.setattr(executor, "build_rank", fail)
+    monkeypatch.setattr(worker_group, "_EXIT_SECONDS", 60.0)
+    use_on_all_ranks(["loads"], monkeypatch, tmp_path)
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match="no room on rank 0"):
+        two_ranks(folder)
     assert time.monotonic() - start < LIMIT
 
 

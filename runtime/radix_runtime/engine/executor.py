@@ -199,6 +199,7 @@ class TPExecutor(LocalExecutor):
             self._seal = StepSeal(self.runner, rank=0)
         except BaseException as error:
             self._await_news(error)
+            self._group.kill()  # they may still load for minutes
             self.close()
             if self._death is not None and not isinstance(error, ConfigError):
                 raise self._death from error

@@ -5,7 +5,6 @@ worker schedules and samples nothing."""
 
 import logging
 import os
-import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 def main() -> NoReturn:
     """Runs until rank 0 closes the ring."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
     _die_with_parent(spec)
     setup_logging(f"rank {spec.rank}", spec.args.log_level)
@@ -41,16 +39,13 @@ def main() -> NoReturn:
 
 
 def _exit_code(spec: WorkerSpec) -> int:
-    """Of a worker that has served. A bug is raised, for its traceback."""
+    """Of a worker that has served, and has said why it fails."""
     try:
         _serve(spec)
-    except ConfigError:  # rank 0 says it, once for all ranks
+    except ConfigError:
         return EXIT_CONFIG
-    except CommunicatorAborted as error:  # who aborted the group has said why
+    except Exception as error:
         logger.debug("%r", error)
-        return EXIT_INTERNAL
-    except RuntimeError as error:  # EngineDeadError is one
-        logger.error("%r", error)
         return EXIT_INTERNAL
     return EXIT_CLEAN
 
@@ -70,13 +65,16 @@ def _serve(spec: WorkerSpec) -> None:
 
 
 def _say_why(spec: WorkerSpec, error: BaseException) -> None:
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError):  # rank 0 logs it, once for all ranks
         say_last_words(spec, LastWords(str(error), is_config_error=True))
     elif isinstance(error, CommunicatorAborted):
         pass  # who aborted the group says why
     elif isinstance(error, RuntimeError):
         say_last_words(spec, LastWords(str(error)))
+        logger.error("%r", error)
     elif isinstance(error, Exception):
+        # The traceback first: with these words rank 0 may end this process.
+        logger.exception("unexpected error")
         say_last_words(spec, LastWords(f"{type(error).__name__}: {error}"))
 
 
