@@ -105,7 +105,7 @@ def test_experts_and_ranks() -> None:
     sizes = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
     model = config("Qwen3Moe", **sizes, intermediate_size=96)
     model.check_tp(2)
-    with pytest.raises(ConfigError, match="the 33 of an expert and exceeds the 3 experts"):
+    with pytest.raises(ConfigError, match="the width 33 of an expert and exceeds the 3 experts"):
         model.check_tp(4)
     with pytest.raises(ConfigError, match="num_experts is missing"):
         config("Qwen3Moe", num_experts_per_tok=2, moe_intermediate_size=32)

@@ -285,9 +285,9 @@ def test_tp() -> None:
     assert [attention(model).kv_heads_per_rank(n) for n in (1, 2, 4, 8)] == [2, 1, 1, 1]
     for size in (1, 2, 4, 8):
         model.check_tp(size)
-    with pytest.raises(ConfigError, match="does not divide the 8 attention heads"):
+    with pytest.raises(ConfigError, match=r"divide the 8 attention heads; what fits: 1, 2, 4, 8$"):
         model.check_tp(3)
-    with pytest.raises(ConfigError, match="does not divide the 96 MLP"):
+    with pytest.raises(ConfigError, match="the MLP width 96; what fits: 1, 2, 4, 8, 16, 32"):
         config(num_attention_heads=64, hidden_size=1024).check_tp(64)
     with pytest.raises(ConfigError, match="does not fit 6 KV heads"):
         config(num_attention_heads=12, num_key_value_heads=6, hidden_size=192).check_tp(4)

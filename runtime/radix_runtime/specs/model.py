@@ -64,33 +64,45 @@ class ModelSpec:
         return isinstance(self.layers[0].mixer, Mla)
 
     def check_tp(self, tp_size: int) -> None:
-        """Raises ConfigError when the model cannot be split over `tp_size` ranks."""
+        """Raises ConfigError, with the sizes that fit, when the model cannot be split over
+        `tp_size` ranks."""
+        problem = self._tp_problem(tp_size)
+        if problem is not None:
+            most = self.layers[0].mixer.num_heads
+            fitting = [str(n) for n in range(1, most + 1) if self._tp_problem(n) is None]
+            sizes = f"what fits: {', '.join(fitting)}"
+            raise ConfigError(f"--tp-size {tp_size} {problem}; {sizes}")
+
+    def _tp_problem(self, ranks: int) -> str | None:
+        """Why the model cannot be split over `ranks`."""
         for layer in self.layers:
-            _require_division(tp_size, layer.mixer.num_heads, "attention heads")
-            _check_feed_forward(tp_size, layer.feed_forward)
-            if isinstance(layer.mixer, Gqa):
-                _check_kv_heads(tp_size, layer.mixer.num_kv_heads)
+            problem = _mixer_problem(ranks, layer.mixer)
+            problem = problem or _feed_forward_problem(ranks, layer.feed_forward)
+            if problem is not None:
+                return problem
+        return None
 
 
-def _check_kv_heads(tp_size: int, kv_heads: int) -> None:
-    if kv_heads % tp_size and tp_size % kv_heads:
-        raise ConfigError(f"--tp-size {tp_size} does not fit {kv_heads} KV heads")
+def _mixer_problem(ranks: int, mixer: Mixer) -> str | None:
+    if mixer.num_heads % ranks:
+        return f"does not divide the {mixer.num_heads} attention heads"
+    if isinstance(mixer, Gqa):
+        kv_heads = mixer.num_kv_heads
+        if kv_heads % ranks and ranks % kv_heads:
+            return f"does not fit {kv_heads} KV heads"
+    return None
 
 
-def _check_feed_forward(tp_size: int, block: FeedForward) -> None:
+def _feed_forward_problem(ranks: int, block: FeedForward) -> str | None:
     if isinstance(block, Mlp):
-        _require_division(tp_size, block.width, "MLP")
-        return
-    if block.shared is not None:
-        _require_division(tp_size, block.shared.mlp.width, "shared expert")
+        return None if block.width % ranks == 0 else f"does not divide the MLP width {block.width}"
+    shared = block.shared
+    if shared is not None and shared.mlp.width % ranks:
+        return f"does not divide the width {shared.mlp.width} of the shared expert"
     # Experts are split by width, or else held whole by one rank each.
-    if block.width % tp_size and block.num_experts < tp_size:
-        raise ConfigError(
-            f"--tp-size {tp_size} does not divide the {block.width} of an expert and exceeds the "
+    if block.width % ranks and block.num_experts < ranks:
+        return (
+            f"does not divide the width {block.width} of an expert and exceeds the "
             f"{block.num_experts} experts"
         )
-
-
-def _require_division(tp_size: int, size: int, what: str) -> None:
-    if size % tp_size:
-        raise ConfigError(f"--tp-size {tp_size} does not divide the {size} {what}")
+    return None
