@@ -85,6 +85,7 @@ def test_a_killed_worker_is_reported_while_idle():
     assert len(reasons) == 1 and c.folder.exists()
 
 
+@pytest.mark.serial
 def test_stopped_workers_do_not_keep_the_engine_from_ending(monkeypatch):
     """All of them together no longer than one."""
     monkeypatch.setattr(worker_group, "_EXIT_SECONDS", 4.0)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Death = ConfigError | EngineDeadError  # of a rank, and why
 
 _EXIT_SECONDS = 5.0  # that the workers have to end by themselves
-_REPLY_SECONDS = 600.0  # that it has for a command
+_REPLY_SECONDS = 600.0  # that each has for a command
 # A worker that ends without a word mostly follows another, which is given so long to be told first.
 _ECHO_SECONDS = 1.0
 _MOST_WORDS = 2000  # characters
