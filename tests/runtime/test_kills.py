@@ -96,17 +96,24 @@ def test_death_while_loading() -> None:
         server.assert_nothing_left()
 
 
-def test_a_rank_that_is_stopped_while_loading() -> None:
-    """The others wait for its weights, for an hour if they must."""
+@pytest.mark.parametrize(
+    "role, code, reason",
+    [
+        ("radix: rank 1", 70, "has been stopped (SIGSTOP) for 1 s"),
+        ("radix: scheduler", 75, "the scheduler process has been silent for 2 s"),
+    ],
+)
+def test_a_process_that_is_stopped_while_loading(role: str, code: int, reason: str) -> None:
+    """The others wait for it, for an hour if they must."""
     with Server("--tp-size", "2", "--step-timeout", "2", wait=False) as server:
         deadline = time.monotonic() + 60
         while not any("radix: rank 1" in " ".join(p.cmdline()) for p in server.family):
             assert time.monotonic() < deadline
             server.note_family()
             time.sleep(0.02)
-        server.find("radix: rank 1").suspend()
-        assert server.wait_exit(2 + EXIT_SECONDS) == 75
-        assert "the scheduler process has been silent for 2 s" in server.log()
+        server.find(role).suspend()
+        assert server.wait_exit(2 + EXIT_SECONDS) == code
+        assert reason in server.log()
         server.assert_nothing_left()
 
 
@@ -189,25 +196,38 @@ def test_a_signal_before_anything_is_loaded(signum: int, delay: float) -> None:
         server.assert_nothing_left()
 
 
-@pytest.mark.parametrize("role", ["radix: rank 1", "supervisor"])
-def test_a_stopped_process_is_noticed_when_idle(role: str) -> None:
-    """A rank has no heart that beats when there is nothing to do, and nobody watches the
-    supervisor but those who ask for its health."""
-    with Server("--tp-size", "2", "--num-threads", "2", "--step-timeout", "11") as server:
-        stopped = server.find(role)
-        os.kill(stopped.pid, signal.SIGSTOP)
+def test_a_stopped_supervisor_is_noticed_when_idle() -> None:
+    """Nobody watches it but those who ask for its health."""
+    with Server("--step-timeout", "11") as server:
+        supervisor = server.find("supervisor")
+        os.kill(supervisor.pid, signal.SIGSTOP)
         start = time.monotonic()
         while httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
             assert time.monotonic() - start < 40
             time.sleep(0.1)
-        if role == "supervisor":
-            stopped.resume()
-            while httpx.get(f"{server.url}/health", timeout=5).status_code != 200:
-                assert time.monotonic() - start < 60
-                time.sleep(0.1)
-        else:
-            assert server.wait_exit(2 + EXIT_SECONDS) == 75
-            server.assert_nothing_left()
+        supervisor.resume()
+        while httpx.get(f"{server.url}/health", timeout=5).status_code != 200:
+            assert time.monotonic() - start < 60
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_a_rank_that_is_stopped_for_a_second_ends_the_server(is_busy: bool) -> None:
+    """No step is late yet, nor is there one when it is idle."""
+    with Server("--tp-size", "2", "--num-threads", "2") as server:
+        rank = server.find("radix: rank 1")
+        rank.suspend()
+        time.sleep(0.3)
+        rank.resume()  # a moment does no harm
+        assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+        calls = start_load(server, 2, 2) if is_busy else []
+        start = time.monotonic()
+        rank.suspend()
+        assert server.wait_exit(EXIT_SECONDS) == 70
+        if calls:
+            _assert_engine_dead(calls, start)
+        assert f"rank 1 (pid {rank.pid}) has been stopped (SIGSTOP) for 1 s" in server.log()
+        server.assert_nothing_left()
 
 
 def wait_until_caught(server: Server, signum: signal.Signals) -> None:

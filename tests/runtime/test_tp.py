@@ -89,6 +89,7 @@ def test_a_killed_worker_is_reported_while_idle():
 def test_stopped_workers_do_not_keep_the_engine_from_ending(monkeypatch):
     """All of them together no longer than one."""
     monkeypatch.setattr(worker_group, "_EXIT_SECONDS", 4.0)
+    monkeypatch.setattr(worker_group, "_STOPPED_LOOKS", 1000)  # or they would be dead before
     e = tp_engine(ranks=4)
     pids = [w.pid for w in e.executor.workers]
     for pid in pids:

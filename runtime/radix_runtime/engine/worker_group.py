@@ -23,6 +23,10 @@ Death = ConfigError | EngineDeadError  # of a rank, and why
 
 _EXIT_SECONDS = 5.0  # that the workers have to end by themselves
 _REPLY_SECONDS = 600.0  # that each has for a command
+# A worker that is stopped (SIGSTOP) is looked at so often, so many seconds apart, before it counts as
+# dead. Looks, and no deadline: where all processes are stopped and continued, none of them is.
+_STOPPED_LOOKS = 20
+_LOOK_SECONDS = 0.05
 # A worker that ends without a word mostly follows another, which is given so long to be told first.
 _ECHO_SECONDS = 1.0
 _MOST_WORDS = 2000  # characters
@@ -70,6 +74,7 @@ class WorkerGroup:
         self._words: list[int] = []  # read ends of the pipes for LastWords
         self.processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self._watchers: list[threading.Thread] = []
+        self._on_death: Callable[[Death], None] = lambda death: None
         self._lock = threading.Lock()
         self._closed = False
         self._death_told = threading.Event()
@@ -111,17 +116,15 @@ class WorkerGroup:
 
     def watch(self, on_death: Callable[[Death], None]) -> None:
         """From now on `on_death(death)` is called, once, on another thread, when a worker ends
-        before `close`."""
+        before `close`, or is stopped for a second, since the others would wait for it."""
+        self._on_death = on_death
         for rank, process in enumerate(self.processes, 1):
-            watcher = threading.Thread(
-                target=self._watch, args=(rank, process, on_death), daemon=True
-            )
-            watcher.start()
-            self._watchers.append(watcher)
+            for look_after in (self._watch_end, self._watch_stops):
+                watcher = threading.Thread(target=look_after, args=(rank, process), daemon=True)
+                watcher.start()
+                self._watchers.append(watcher)
 
-    def _watch(
-        self, rank: int, process: subprocess.Popen[bytes], on_death: Callable[[Death], None]
-    ) -> None:
+    def _watch_end(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         frame = os.read(self._words[rank - 1], _PIPE_BYTES)  # nothing where it ends without
         if frame:
             words = msgspec.json.decode(frame, type=LastWords)
@@ -129,15 +132,27 @@ class WorkerGroup:
         else:
             words = LastWords("")
             how = self._await_exit(process)
+        self._tell_death(rank, how, is_config_error=words.is_config_error)
+
+    def _watch_stops(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        while _is_stopped(process.pid, wait=True):
+            if not _continues(process.pid):
+                seconds = _STOPPED_LOOKS * _LOOK_SECONDS
+                self._tell_death(rank, f"has been stopped (SIGSTOP) for {seconds:g} s")
+                process.kill()  # it could not end by itself
+                return
+
+    def _tell_death(self, rank: int, how: str, *, is_config_error: bool = False) -> None:
         with self._lock:
             if self._closed or self._death_told.is_set():
                 return  # asked for, or the consequence of the first death
-            reason = f"tensor-parallel rank {rank} (pid {process.pid}) {how}"
-            if words.is_config_error:  # one line for all ranks: who catches it says it
-                on_death(ConfigError(reason))
+            pid = self.processes[rank - 1].pid
+            reason = f"tensor-parallel rank {rank} (pid {pid}) {how}"
+            if is_config_error:  # one line for all ranks: who catches it says it
+                self._on_death(ConfigError(reason))
             else:
                 logger.error("%s", reason)
-                on_death(EngineDeadError(reason))
+                self._on_death(EngineDeadError(reason))
             self._death_told.set()
 
     def _await_exit(self, process: subprocess.Popen[bytes]) -> str:
@@ -198,3 +213,22 @@ class WorkerGroup:
             os.close(descriptor)
         self.ring.release()
         os.close(self._memory_fd)
+
+
+def _is_stopped(pid: int, *, wait: bool = False) -> bool:
+    """Whether a child of this process is stopped. `wait`: first until it is, or has ended."""
+    options = os.WSTOPPED | os.WEXITED | os.WNOWAIT  # its end remains to be waited for
+    try:
+        state = os.waitid(os.P_PID, pid, options if wait else options | os.WNOHANG)
+    except ChildProcessError:  # somebody has waited for its end
+        return False
+    return state is not None and state.si_code == os.CLD_STOPPED
+
+
+def _continues(pid: int) -> bool:
+    """Whether a child that is stopped soon is so no more."""
+    for _ in range(_STOPPED_LOOKS):
+        time.sleep(_LOOK_SECONDS)
+        if not _is_stopped(pid):
+            return True
+    return False
