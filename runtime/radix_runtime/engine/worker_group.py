@@ -23,8 +23,8 @@ Death = ConfigError | EngineDeadError  # of a rank, and why
 
 _EXIT_SECONDS = 5.0  # that the workers have to end by themselves
 _REPLY_SECONDS = 600.0  # that each has for a command
-# A worker that is stopped (SIGSTOP) is looked at so often, so many seconds apart, before it counts as
-# dead. Looks, and no deadline: where all processes are stopped and continued, none of them is.
+# A worker that is stopped (SIGSTOP) is looked at so often, so many seconds apart, before it counts
+# as dead. Looks, and no deadline: where all processes are stopped and continued, none is.
 _STOPPED_LOOKS = 20
 _LOOK_SECONDS = 0.05
 # A worker that ends without a word mostly follows another, which is given so long to be told first.
