@@ -267,22 +267,27 @@ class Gpus(SharedMemory):
         """The ranks' NCCL group, made on first use, which is a collective. It is not torch's
         default group: that one is the user's."""
         if self._nccl is None:
-            import torch.distributed as dist
-
-            name = torch.zeros(256, dtype=torch.uint8)
             folder = tempfile.mkdtemp(prefix="radix-nccl-") if self.rank == 0 else ""
-            name[: len(folder)] = torch.tensor(list(folder.encode()), dtype=torch.uint8)
-            self._shm.broadcast(name)
-            path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
-            store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
-            options = dist.ProcessGroupNCCL.Options()
-            self._nccl = dist.ProcessGroupNCCL(
-                store, rank=self.rank, size=self.world_size, options=options
-            )
-            self._nccl.allreduce(torch.zeros(1, device=self._device)).wait()
-            self._shm.barrier()
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                self._nccl = self._made_nccl_group(folder)
+                self._nccl.allreduce(torch.zeros(1, device=self._device)).wait()
+                self._shm.barrier()  # all have found each other
+            finally:
+                if folder:
+                    shutil.rmtree(folder, ignore_errors=True)
         return self._nccl
+
+    def _made_nccl_group(self, folder: str) -> Any:
+        """Of ranks that find each other by a file in rank 0's `folder`; "" on the others."""
+        import torch.distributed as dist
+
+        name = torch.zeros(256, dtype=torch.uint8)
+        name[: len(folder)] = torch.tensor(list(folder.encode()), dtype=torch.uint8)
+        self._shm.broadcast(name)
+        path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
+        store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
+        options = dist.ProcessGroupNCCL.Options()
+        return dist.ProcessGroupNCCL(store, rank=self.rank, size=self.world_size, options=options)
 
 
 def connect(args: ServerArgs, path: str, rank: int, device: Device) -> Communicator:

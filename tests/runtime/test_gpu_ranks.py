@@ -3,6 +3,7 @@ for NCCL."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from datetime import timedelta
 
@@ -205,6 +206,18 @@ def test_a_wait_that_failed_on_the_device_is_an_error(tmp_path):
             group.check()
 
     run_ranks(tmp_path / "group", body)
+
+
+def test_no_file_is_left_where_ranks_do_not_find_each_other(tmp_path, monkeypatch):
+    def fails(store, rank, size, options):
+        raise RuntimeError("no way to rank 1")
+
+    fails.Options = Nccl.Options
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", fails, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match="no way|aborted"):
+        run_ranks(tmp_path / "group", exchange, disable_custom_all_reduce=True)
+    assert not list(tmp_path.glob("radix-nccl-*"))
 
 
 class NcclInGraphs:
