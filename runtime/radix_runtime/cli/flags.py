@@ -4,6 +4,7 @@ import argparse
 import typing
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from importlib import import_module
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -16,53 +17,66 @@ from ..suggestions import did_you_mean
 
 # Flags of other servers that ask for what happens anyway.
 _ALWAYS = {
-    "enable-prefix-caching": "accepted: prefixes are shared unless --disable-radix-cache",
-    "enable-chunked-prefill": "accepted: long prompts are always computed in chunks",
+    "enable-prefix-caching": "prefixes are shared unless --disable-radix-cache",
+    "enable-chunked-prefill": "long prompts are always computed in chunks",
 }
 _ALWAYS_OF_SERVERS = {
-    "enable-metrics": "accepted: /metrics is always there",
-    "enable-auto-tool-choice": "accepted: tools are called as the model likes by default",
-    "disable-log-requests": "accepted: requests are logged with --log-requests only",
-    "no-enable-log-requests": "accepted: requests are logged with --log-requests only",
+    "enable-metrics": "/metrics is always there",
+    "enable-auto-tool-choice": "tools are called as the model likes by default",
+    "disable-log-requests": "requests are logged with --log-requests only",
+    "no-enable-log-requests": "requests are logged with --log-requests only",
 }
+ALWAYS = {**_ALWAYS, **_ALWAYS_OF_SERVERS}
 # Flags of other servers that are known and not built.
 _LORA = "adapters are not loaded yet"
 _SPECULATION = "there is no speculative decoding yet"
 _UNBUILT_FLAGS = {
-    "--trust-remote-code": (
+    "trust-remote-code": (
         "no code of a model's directory is ever run; an architecture that is not supported can be "
         "added by an installed package (entry point radix.models)"
     ),
-    "--enable-lora": _LORA,
-    "--lora-modules": _LORA,
-    "--lora-paths": _LORA,
-    "--speculative-config": _SPECULATION,
-    "--speculative-algorithm": _SPECULATION,
-    "--data-parallel-size": "there is one replica; start several servers",
-    "--dp-size": "there is one replica; start several servers",
-    "--pipeline-parallel-size": "there is no pipeline parallelism; see --tp-size",
-    "--pp-size": "there is no pipeline parallelism; see --tp-size",
-    "--enforce-eager": "see --disable-cuda-graph",
-    "--generation-config": "see --sampling-defaults",
-    "--no-enable-prefix-caching": "see --disable-radix-cache",
-    "--no-enable-chunked-prefill": "see --chunked-prefill-size -1",
+    "enable-lora": _LORA,
+    "lora-modules": _LORA,
+    "lora-paths": _LORA,
+    "speculative-config": _SPECULATION,
+    "speculative-algorithm": _SPECULATION,
+    "data-parallel-size": "there is one replica; start several servers",
+    "dp-size": "there is one replica; start several servers",
+    "pipeline-parallel-size": "there is no pipeline parallelism; see --tp-size",
+    "pp-size": "there is no pipeline parallelism; see --tp-size",
+    "enforce-eager": "see --disable-cuda-graph",
+    "generation-config": "see --sampling-defaults",
+    "no-enable-prefix-caching": "see --disable-radix-cache",
+    "no-enable-chunked-prefill": "see --chunked-prefill-size -1",
 }
 
 
+_CONFIG = "--config"
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, that suggests the nearest flag for an unknown one and raises
-    ConfigError."""
+    """A parser without abbreviations, that suggests the nearest flag for an unknown one, reads
+    the file of --config and raises ConfigError."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses unknown arguments here, and not in `parse_args`: argparse calls this one for the
-        parser of a mode too, which knows the mode's flags."""
+        parser of a mode too, which knows the mode's flags. What a file of flags says takes the
+        place of the defaults."""
         found, unknown = super().parse_known_args(args, namespace)
+        if _CONFIG in self._option_string_actions and found.config is not None:
+            # It loads a parser of YAML, which most starts do not need.
+            module = import_module("radix_runtime.cli.config_file")
+            given = module.read_config_file(found.config, self)
+            self.set_defaults(**given)
+            found, unknown = super().parse_known_args(args, namespace)
+            found.model_of_file = given.get("model_path")
         flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
         if flags:
-            self.error(_unknown_flag(flags[0], list(self._option_string_actions)))
+            names = [option.lstrip("-") for option in self._option_string_actions]
+            self.error(unknown_name(flags[0].lstrip("-"), names, prefix=_dashes(flags[0])))
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
         return found, unknown
@@ -72,16 +86,23 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-_OPPOSITES = {"--enable": "--disable", "--disable": "--enable"}
+_OPPOSITES = {"enable": "disable-", "disable": "enable-"}
 
 
-def _unknown_flag(flag: str, known: list[str]) -> str:
-    """What is said of a flag that is not `known`: why there is no such thing, or what was meant."""
-    if flag in _UNBUILT_FLAGS:
-        return f"{flag}: {_UNBUILT_FLAGS[flag]}"
-    opposite = _OPPOSITES.get(flag[: flag.find("-", 2)], "--never")
-    names = [name.strip("-") for name in known if not name.startswith(opposite)]
-    return f"unknown flag {flag}{did_you_mean(flag.strip('-'), names, '--')}"
+def unknown_name(name: str, known: list[str], *, kind: str = "flag", prefix: str = "--") -> str:
+    """What is said of a flag or key that is not `known`: why there is no such thing, or what was
+    meant. Names have no dashes before them; `prefix` is shown there."""
+    reason = _UNBUILT_FLAGS.get(name.replace("_", "-"))
+    if reason is not None:
+        return f"{prefix}{name}: {reason}"
+    opposite = _OPPOSITES.get(name.replace("_", "-").partition("-")[0])
+    names = [other for other in known if opposite is None or not other.startswith(opposite)]
+    hint_prefix = prefix and "--"
+    return f"unknown {kind} {prefix}{name}{did_you_mean(name, names, hint_prefix)}"
+
+
+def _dashes(flag: str) -> str:
+    return flag[: len(flag) - len(flag.lstrip("-"))]
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +113,11 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = False) -> None:
-    """All fields of ServerArgs, under their flag names and aliases; `engine_only` leaves out the
-    server's own."""
+    """All fields of ServerArgs, under their flag names and aliases, and --config, a file of flags
+    (see `Parser`); `engine_only` leaves out the server's own."""
+    parser.add_argument(
+        _CONFIG, metavar="FILE", help="YAML or JSON with flags; what stands beside it goes first"
+    )
     types = typing.get_type_hints(ServerArgs)
     for group, members in groupby(fields(ServerArgs), lambda field: field.metadata["group"]):
         if group == "server" and engine_only:
@@ -103,7 +127,7 @@ def add_server_flags(parser: argparse.ArgumentParser, *, engine_only: bool = Fal
             _add_flag(section, field, types[field.name])
         accepted = {"scheduler": _ALWAYS, "server": _ALWAYS_OF_SERVERS}.get(group, {})
         for name, help in accepted.items():
-            section.add_argument(f"--{name}", action="store_true", help=help)
+            section.add_argument(f"--{name}", action="store_true", help=f"accepted: {help}")
 
 
 def _add_flag(section: argparse._ArgumentGroup, field: Field[Any], annotation: Any) -> None:
@@ -165,7 +189,7 @@ def server_args(namespace: argparse.Namespace) -> ServerArgs:
     args = ServerArgs(**{f.name: given[f.name] for f in fields(ServerArgs) if f.name in given})
     model = given.get("model")
     if model is not None:
-        if args.model_path not in (None, model):
+        if args.model_path not in (None, model, given.get("model_of_file")):
             raise ConfigError("the model is given twice: as an argument and by --model-path")
         args.model_path = model
     if given.get("enable_prefix_caching") and args.disable_radix_cache:
