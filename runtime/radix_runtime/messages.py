@@ -83,7 +83,8 @@ class Generate(_Message):
     """One validated request. The scheduler fans out its n choices itself.
 
     `input_ids` is packed. `logprob_start` is the first prompt position whose logprob is wanted; -1:
-    no prompt logprobs. `top_logprobs` counts alternatives beside the chosen token. Requests share
+    no prompt logprobs. `top_logprobs` counts alternatives beside the chosen token; with
+    `prompt_logprobs` those of the prompt have so many, and ranks. Requests share
     cached prefixes only under the same `extra_key`. `deadline` is on time.monotonic(). `call`: what
     it is a part of, sent one after the other; None: its own. `constraint` has been compiled. `api`
     is the number of the API process that sends it, which gets what comes of it."""
@@ -95,11 +96,17 @@ class Generate(_Message):
     return_logprob: bool = False
     logprob_start: int = -1
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     extra_key: tuple[str, ...] | None = None
     deadline: float | None = None
     call: Call | None = None
     constraint: Constraint | None = None
     api: int = 0
+
+    @property
+    def prompt_top(self) -> int:
+        """The alternatives beside each token of the prompt that is scored."""
+        return self.top_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
 
 class Abort(_Message):
@@ -206,13 +213,16 @@ def _growing(data: bytes) -> bytes:
 
 class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
     """Log-softmax of the raw logits of n tokens, packed: int32 ids [n], float32 values [n] (NaN: a
-    prompt's first token), and the `top_n` likeliest of each position, [n, top_n]."""
+    prompt's first token), and the `top_n` likeliest of each position, [n, top_n]. `ranks` int32
+    [n], 1 for the likeliest of its position (0: a prompt's first token): of a prompt's tokens where
+    they are asked for, else empty."""
 
     ids: bytes = b""
     logprobs: bytes = b""
     top_n: int = 0
     top_ids: bytes = b""
     top_logprobs: bytes = b""
+    ranks: bytes = b""
 
     def head(self, count: int) -> "Logprobs":
         """The part that belongs to the first `count` tokens."""
@@ -223,6 +233,7 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
             top_n=self.top_n,
             top_ids=slice_ids(self.top_ids, 0, top_count),
             top_logprobs=self.top_logprobs[: top_count * _LOGPROB.itemsize],
+            ranks=slice_ids(self.ranks, 0, count),
         )
 
     def extend(self, following: "Logprobs") -> None:
@@ -233,10 +244,12 @@ class Logprobs(msgspec.Struct, forbid_unknown_fields=True):
             self.logprobs = _growing(self.logprobs)
             self.top_ids = _growing(self.top_ids)
             self.top_logprobs = _growing(self.top_logprobs)
+            self.ranks = _growing(self.ranks)
         self.ids += following.ids
         self.logprobs += following.logprobs
         self.top_ids += following.top_ids
         self.top_logprobs += following.top_logprobs
+        self.ranks += following.ranks
 
     def values(self) -> np.ndarray:
         """float32 [n]; a read-only view."""

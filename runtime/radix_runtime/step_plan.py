@@ -6,7 +6,7 @@ array of the plan has this order. A row is an index into the request table."""
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -38,12 +38,23 @@ class RowSampling(msgspec.Struct, forbid_unknown_fields=True):
 
 class LogprobSpan(msgspec.Struct, forbid_unknown_fields=True):
     """Prompt logprobs: tokens [first, first + len(targets)) of entry `index` score `targets`, int32
-    bytes."""
+    bytes; with their `ranks` in the vocabulary, if asked for."""
 
     index: int
     first: int
     targets: bytes
     top_n: int = 0
+    ranks: bool = False
+
+
+class SpanScores(NamedTuple):
+    """What a LogprobSpan of n tokens has given: float32 [n], the likeliest ids [n, top_n] and their
+    values, and int32 [n], 1 for the likeliest; None where no ranks were asked for."""
+
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+    ranks: np.ndarray | None
 
 
 _NONE = np.zeros(0, np.int32)
@@ -207,9 +218,8 @@ class StepResult:
     parallel to `ids`.
     `late` bool [entries that sample], None without masks: decode entries whose mask had not come.
     They have drawn nothing, their rows are where they were, and a later step draws for them.
-    `prompt_logprobs` runs parallel to `plan.logprob_spans`: (logprobs [n], top_ids [n, top_n],
-    top_logprobs). `device_span` may be asked once the result is complete; None where the engine
-    does not tell."""
+    `prompt_logprobs` runs parallel to `plan.logprob_spans`. `device_span` may be asked once the
+    result is complete; None where the engine does not tell."""
 
     step_id: int
     ids: np.ndarray
@@ -218,7 +228,7 @@ class StepResult:
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     late: np.ndarray | None = None
-    prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    prompt_logprobs: list[SpanScores] = field(default_factory=list)
     device_span: DeviceSpan | None = None
 
 

@@ -167,6 +167,11 @@ def _chat_options(model: str, context: int) -> list[Bad]:
 
     return [
         bad("top_logprobs 21", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=21),
+        bad("prompt_logprobs -1", "invalid_value", "prompt_logprobs", prompt_logprobs=-1),
+        bad("prompt_logprobs 21", "invalid_value", "prompt_logprobs", prompt_logprobs=21),
+        bad("prompt_logprobs true", "invalid_type", "prompt_logprobs", prompt_logprobs=True),
+        bad("prompt_logprobs in a stream", "invalid_combination", "prompt_logprobs",
+            prompt_logprobs=0, stream=True),
         bad("top alone", "invalid_combination", "top_logprobs", top_logprobs=2),
         bad("logprobs 2", "invalid_type", "logprobs", logprobs=2),
         bad("stream_options", "invalid_combination", "stream_options",

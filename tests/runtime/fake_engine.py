@@ -29,6 +29,7 @@ from radix_runtime.step_plan import (
     Forward,
     LogprobSpan,
     RowSampling,
+    SpanScores,
     StepMasks,
     StepPlan,
     StepResult,
@@ -367,19 +368,18 @@ class FakeEngine:
             prompt_logprobs=[self._prompt_scores(plan, span) for span in plan.logprob_spans],
         )
 
-    def _prompt_scores(
-        self, plan: StepPlan, span: LogprobSpan
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _prompt_scores(self, plan: StepPlan, span: LogprobSpan) -> SpanScores:
         kv = self.committed_kv[int(plan.rows[span.index])]
         start = int(plan.kv_len[span.index]) - int(plan.query_len[span.index]) + span.first
         targets = unpack_ids(span.targets).tolist()
         folds = [fold(kv[: start + j + 1]) for j in range(len(targets))]
         values = [fake_logprob(f, token) for f, token in zip(folds, targets, strict=True)]
         tops = [fake_top(f, span.top_n, self.vocab_size) for f in folds]
-        return (
-            np.array(values, np.float32),
-            np.array([ids for ids, _ in tops]),
-            np.array([scores for _, scores in tops]),
+        return SpanScores(
+            logprobs=np.array(values, np.float32),
+            top_ids=np.array([ids for ids, _ in tops]),
+            top_logprobs=np.array([scores for _, scores in tops]),
+            ranks=np.array(targets) + 1 if span.ranks else None,  # nothing true, but the token's
         )
 
     def _check(self, plan: StepPlan) -> None:

@@ -288,6 +288,9 @@ def test_prompt_logprobs_of_many_prompts_do_not_hold_the_loop(stack: Stack) -> N
     for stream in (False, True):
         response = post(stack, COMPLETIONS, json.dumps({**echo, "stream": stream}).encode())
         assert response.status_code == 200 and len(response.content) > 1_000_000
+    ranked = {"prompt": call["input_ids"], "max_tokens": 1, "prompt_logprobs": 20}
+    response = post(stack, COMPLETIONS, json.dumps(ranked).encode())
+    assert response.status_code == 200 and len(response.content) > 5_000_000
     stack.monitor.check()
 
 
@@ -332,11 +335,12 @@ def test_a_large_answer_is_refused_before_its_ids_are_copied(
 
     monkeypatch.setattr(body_decoder, "unpack_ids", unpack)
     generate = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}
-    calls: dict[str, dict[str, Any]] = {
-        "/generate": {**generate, "sampling_params": {"max_new_tokens": 1}},
-        COMPLETIONS: {"echo": True, "logprobs": 5},
-    }
-    for path, call in calls.items():
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {**generate, "sampling_params": {"max_new_tokens": 1}}),
+        (COMPLETIONS, {"echo": True, "logprobs": 5}),
+        (COMPLETIONS, {"prompt_logprobs": 5}),
+    ]
+    for path, call in calls:
         name = "input_ids" if path == "/generate" else "prompt"
         short = [[5] * 20] * 2
         for prompts, code, count in (

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from radix_runtime import SamplingParams
+from radix_runtime import SamplingParams, ops
+from radix_runtime.engine.span_scores import token_ranks
+from radix_runtime.offline_loop import Call
+from radix_runtime.offline_requests import LogprobOptions, RequestBatch
+from radix_runtime.text.choices import scored
 from tests.runtime.parity import case, engine, ids_of
 from tests.runtime.tiny_models import TINY, reference_logits, reference_model, save
 
@@ -205,3 +209,40 @@ def test_prompt_logprobs_of_more_than_one_block(tmp_path, monkeypatch):
     want = exact[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
     got = [value for value, _, _ in output["meta_info"]["input_token_logprobs"]]
     assert got[0] is None and np.allclose(got[1:], want, atol=1e-4)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_ranks_of_a_prompt_are_transformers(tp_size):
+    """Over chunks, on one rank of the engine and two; what rounding may swap counts either way."""
+    c, prompts, _ = requests()
+    params = SamplingParams(max_new_tokens=0)
+    with engine(c.folder, tp_size=tp_size, num_threads=tp_size, chunked_prefill_size=24) as e:
+        for prompt in prompts:
+            request = e._requests.build(prompt, params, LogprobOptions(logprob_start_len=0))
+            request.prompt_logprobs = 3
+            call = Call(RequestBatch([request]))
+            e._complete(call)
+            entries = list(scored(call.prompt_logprobs[0]))
+            assert [entry.token for entry in entries] == prompt
+            first = entries.pop(0)
+            assert (first.logprob, first.rank) == (None, 0)
+            exact = reference_logits(c.model, prompt).log_softmax(-1)
+            for entry, row in zip(entries, exact, strict=False):
+                own = row[entry.token]
+                assert abs(entry.logprob - own) < 1e-4
+                assert (row > own + 1e-4).sum() < entry.rank <= (row > own - 1e-4).sum()
+                top = [token for token, _ in entry.top]
+                assert (entry.token in top) == (entry.rank <= 3)
+                assert entry.rank > 3 or top[entry.rank - 1] == entry.token
+
+
+def test_ranks_are_places_in_the_list_of_the_likeliest():
+    """Of logits with many ties, in more rows than are compared at once."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randint(-9, 9, (150, 71), generator=generator).float()
+    _, _, order = ops.token_logprobs(logits, torch.zeros(150, dtype=torch.int32), 71)
+    for ids in (order[:, 0], order[:, 35], order[:, 70]):
+        ranks = token_ranks(logits, ids.contiguous())
+        assert ranks.dtype == torch.int32
+        assert torch.equal(order.gather(1, ranks[:, None].long() - 1)[:, 0], ids)
+    assert token_ranks(logits[:0], order[:0, 0]).tolist() == []

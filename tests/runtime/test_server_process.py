@@ -76,6 +76,24 @@ def test_settings_are_told_as_they_were_resolved(server: Server) -> None:
     assert {flag: shown[flag] for flag in flags} == flags
 
 
+def test_prompt_logprobs_of_a_model(server: Server) -> None:
+    """The ranks are those of the values, on both routes."""
+    completion = {"prompt": "What is 17 + 25?", "max_tokens": 0, "prompt_logprobs": 20}
+    answer = httpx.post(f"{server.url}/v1/completions", json=completion).json()
+    chat = {"messages": MESSAGES, "max_tokens": 1, "prompt_logprobs": 20}
+    given = httpx.post(f"{server.url}/v1/chat/completions", json=chat).json()
+    for entries in (answer["choices"][0]["prompt_logprobs"], given["prompt_logprobs"]):
+        assert entries[0] is None and len(entries) > 5
+        for entry in entries[1:]:
+            own = next(iter(entry.values()))
+            likeliest = sorted(entry.values(), key=lambda one: one["rank"])
+            values = [one["logprob"] for one in likeliest]
+            assert values == sorted(values, reverse=True) and values[0] <= 0
+            assert [one["rank"] for one in likeliest[:20]] == list(range(1, 21))
+            assert (own["rank"] > 20) == (len(entry) == 21)
+        assert any(next(iter(entry.values()))["rank"] == 1 for entry in entries[1:])
+
+
 def test_openai_client(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     kwargs = {"model": "radix-demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}

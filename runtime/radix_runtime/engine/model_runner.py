@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import ops
 from ..attention.registry import create_attention_backend
 from ..batch import ForwardBatch
 from ..config import ServerArgs
@@ -29,7 +28,7 @@ from ..model_config import ModelConfig
 from ..models.loader import load_model
 from ..quantization.config import Target
 from ..quantization.registry import quantization_of
-from ..step_plan import LogprobSpan, StepPlan, StepResult
+from ..step_plan import LogprobSpan, SpanScores, StepPlan, StepResult
 from ..step_shape import StepShapes
 from .candidate_draw import CandidateDraw, has_kernels
 from .capture import Capture
@@ -44,6 +43,7 @@ from .plain_steps import Drawn, PlainSteps
 from .profiler import Profiler
 from .row_state import RowState
 from .sampler import Sampler
+from .span_scores import span_scores
 from .warm_up import warm_up_plans
 
 _LOAD_TIMEOUT = 3600.0  # how long ranks wait for each other's loading; a death ends it at once
@@ -58,7 +58,7 @@ class Forwarded:
     last hidden state before each sample; and `prompt_logprobs` as StepResult has them."""
 
     hidden: torch.Tensor
-    prompt_logprobs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    prompt_logprobs: list[SpanScores]
 
 
 class ModelRunner:
@@ -337,17 +337,14 @@ class ModelRunner:
             return self._plain
         return self._padded
 
-    def _score(
-        self, plan: StepPlan, span: LogprobSpan, hidden: torch.Tensor
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    def _score(self, plan: StepPlan, span: LogprobSpan, hidden: torch.Tensor) -> SpanScores | None:
         """A span's entry in StepResult.prompt_logprobs; None on ranks other than 0."""
         targets = upload(unpack_ids(span.targets).copy(), hidden.device)
         start = self.batch.first_token(plan, span.index) + span.first
         logits = self.model.compute_logits(hidden[start : start + len(targets)])
         if logits is None:
             return None
-        logprobs, top_logprobs, top_ids = ops.token_logprobs(logits, targets, span.top_n)
-        return self._to_host(logprobs), self._to_host(top_ids), self._to_host(top_logprobs)
+        return span_scores(logits, targets, span, self._to_host)
 
     @inference
     def draw(

@@ -30,6 +30,6 @@ def warm_up_plans(batch: ForwardBatch) -> list[StepPlan]:
         rows[:1],
         [np.zeros(length, np.int32)],
         new_rows=[RowSampling(row=row, seed=0, params=params) for row in rows],
-        logprob_spans=[LogprobSpan(index=0, first=0, targets=targets, top_n=1)],
+        logprob_spans=[LogprobSpan(index=0, first=0, targets=targets, top_n=1, ranks=True)],
     )
     return [prefill, decode_plan(rows, [length] * num_rows)]

@@ -204,6 +204,7 @@ def _logprob_spans(entry: Entry, index: int) -> Iterator[LogprobSpan]:
             index=index,
             first=position - 1 - entry.start,
             targets=pack_ids(targets),
-            top_n=request.source.top_logprobs,
+            top_n=request.source.prompt_top,
+            ranks=request.source.prompt_logprobs is not None,
         )
     request.logprob_next = max(request.logprob_next, end)

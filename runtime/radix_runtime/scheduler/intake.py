@@ -143,16 +143,23 @@ class Intake:
                 "invalid_value", f"logprob_start must be in [-1, {prompt_len}]", "logprob_start"
             )
         most = self.limits.vocab_size
-        if not 0 <= message.top_logprobs <= most:
-            raise refusal("invalid_value", f"top_logprobs must be in [0, {most}]", "top_logprobs")
+        for name, top in (
+            ("top_logprobs", message.top_logprobs),
+            ("prompt_logprobs", message.prompt_top),
+        ):
+            if not 0 <= top <= most:
+                raise refusal("invalid_value", f"{name} must be in [0, {most}]", name)
         scored = prompt_len - start if start >= 0 else 0
-        size = 8 * scored * (1 + message.top_logprobs)  # an id and a value each
+        size = 8 * scored * (1 + message.prompt_top)  # an id and a value each
+        if message.prompt_logprobs is not None:
+            size += 4 * scored  # a rank each
         if size > self._max_message / 2:
             text = (
-                f"logprobs of {scored} prompt tokens with {message.top_logprobs} others each "
+                f"logprobs of {scored} prompt tokens with {message.prompt_top} others each "
                 "do not fit an answer"
             )
-            raise refusal("invalid_value", text, "logprob_start")
+            ranked = message.prompt_logprobs is not None
+            raise refusal("invalid_value", text, "prompt_logprobs" if ranked else "logprob_start")
 
     def _check_queue(self, call: str, num_choices: int, api: int) -> None:
         """A call is let in as a whole: where it fits, or has the queue for itself. Raises

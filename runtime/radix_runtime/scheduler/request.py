@@ -131,7 +131,8 @@ class Request:
             self._score_prompt(source.logprob_start)
 
     def _score_prompt(self, start: int) -> None:
-        self.prompt_logprobs = LogprobBuffer(self.source.top_logprobs)
+        has_ranks = self.source.prompt_logprobs is not None
+        self.prompt_logprobs = LogprobBuffer(self.source.prompt_top, has_ranks=has_ranks)
         self.logprob_next = start
         if start == 0:  # the first token follows nothing
             self.prompt_logprobs.add(self._ids[:1], np.full(1, np.nan))

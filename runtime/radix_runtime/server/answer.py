@@ -43,7 +43,9 @@ class Answer(ABC):
         self.submission: Submission
         self.is_stream = bool(body.stream)
         self._is_named = body.rid is not None
-        self._has_logprobs = any(request.return_logprob for request in requests)
+        self._has_logprobs = any(
+            request.return_logprob or request.logprob_start >= 0 for request in requests
+        )
         check_logprobs(requests, logprob_bound.MAX_LOGPROBS)
         key = call.caller.key if call.manager.args.cache_salt_per_key else ""
         parts = (body.cache_salt or "", body.extra_key or "", key)

@@ -95,7 +95,9 @@ def _check_logprobs(job: Job, body: msgspec.Struct, answer: Decoded) -> None:
     requests: Iterator[Generate]
     if isinstance(body, GenerateBody) and body.return_logprob and body.text is None:
         requests = generate_requests(job.rules, body, prompts, answer.ids_field)
-    elif isinstance(body, CompletionBody) and body.logprobs is not None:
+    elif isinstance(body, CompletionBody) and (
+        body.logprobs is not None or body.prompt_logprobs is not None
+    ):
         requests = completion_requests(job.rules, body, prompts)
     else:
         return

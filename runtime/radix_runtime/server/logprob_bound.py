@@ -11,11 +11,11 @@ MAX_LOGPROBS = 4 << 20  # 32 MiB where each is packed with its id
 def logprob_values(request: Generate, tokens: int) -> int:
     """The log-probabilities that a request's answer has at most, if each of its choices has so many
     tokens. Each choice repeats those of the prompt."""
-    if not request.return_logprob:
-        return 0
+    values = tokens * (1 + request.top_logprobs) if request.return_logprob else 0
     if request.logprob_start >= 0:
-        tokens += num_ids(request.input_ids) - request.logprob_start
-    return request.sampling.n * tokens * (1 + request.top_logprobs)
+        scored = num_ids(request.input_ids) - request.logprob_start
+        values += scored * (1 + request.prompt_top)
+    return request.sampling.n * values
 
 
 def clip_logprobs(request: Generate) -> None:
@@ -32,7 +32,10 @@ def clip_logprobs(request: Generate) -> None:
 def check_logprobs(requests: Iterable[Generate], most: int) -> None:
     """Raises RequestError if the answer of a call could have more than `most` log-probabilities."""
     values = 0
+    param = "prompt_logprobs"
     for request in requests:
+        if request.return_logprob:
+            param = "logprobs"
         values += logprob_values(request, request.sampling.max_new_tokens or 0)
     if values > most:
         raise refusal(
@@ -40,5 +43,5 @@ def check_logprobs(requests: Iterable[Generate], most: int) -> None:
             f"the answer could have {values} log-probabilities, at most {most} fit: "
             f"ask for {values / most:.3g} times fewer tokens, alternatives, choices or "
             "prompts",
-            "logprobs",
+            param,
         )

@@ -15,6 +15,7 @@ from .json_pieces import Rows
 from .logprob_bound import clip_logprobs
 from .openai_common import OpenAIAnswer, finish_fields
 from .parsed_choice import ParsedChoice
+from .prompt_scores import prompt_scores, want_prompt_scores
 from .protocol import OPENAI_NAMES, ChatBody
 from .submission import new_id
 
@@ -44,6 +45,7 @@ async def chat(call: HttpCall, body: ChatBody) -> None:
     )
     request.return_logprob = bool(body.logprobs)
     request.top_logprobs = body.top_logprobs or 0
+    want_prompt_scores(request, body.prompt_logprobs)
     if body.max_new_tokens is None:
         clip_logprobs(request)
     await ChatAnswer(call, body, request=request, choices=choices).send()
@@ -68,12 +70,21 @@ class ChatAnswer(OpenAIAnswer):
             kind="chat.completion.chunk" if body.stream else "chat.completion",
         )
         self._choices = choices
+        self._prompt_top = body.prompt_logprobs
         self._reasoning_field = call.manager.args.reasoning_field
 
     def digest(self, deltas: list[TextDelta]) -> Iterator[object]:
         """Parses the choices."""
         for choice, delta in zip(self._choices, deltas, strict=True):
             yield from choice.take(delta)
+
+    def whole(self, deltas: list[TextDelta]) -> dict[str, Any]:
+        """With the scores of the prompt, which all choices have in common."""
+        answer = super().whole(deltas)
+        if self._prompt_top is not None:
+            scores = self.submission.prompt_logprobs.get(0)
+            answer["prompt_logprobs"] = prompt_scores(scores, self._prompt_top, self.tokenizer)
+        return answer
 
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
         """The message and its log-probabilities."""

@@ -10,6 +10,7 @@ from .http_call import HttpCall
 from .json_pieces import Rows
 from .openai_common import OpenAIAnswer, finish_fields
 from .prompt_requests import completion_requests
+from .prompt_scores import prompt_scores
 from .protocol import CompletionBody
 from .submission import new_id
 from .turns import in_turns
@@ -58,15 +59,18 @@ class CompletionAnswer(OpenAIAnswer):
         self._echoed: list[str] = []  # by choice
         for request, text in zip(requests, echoed, strict=True):
             self._echoed += [text] * request.sampling.n
+        self._prompt_top = body.prompt_logprobs
+        self._echo_top = body.logprobs if body.echo else None
         self._offsets = [_TextOffset() for _ in self.request_of]
 
     def choice(self, index: int, delta: TextDelta) -> dict[str, Any]:
         """The text, after the prompt if it is echoed, and its log-probabilities."""
-        return {
-            "text": self._echoed[index] + delta.text,
-            "logprobs": self._logprobs(index, delta),
-            **finish_fields(delta.finish),
-        }
+        choice: dict[str, Any] = {"text": self._echoed[index] + delta.text}
+        if self._prompt_top is not None:
+            scores = self.submission.prompt_logprobs.get(index)
+            choice["prompt_logprobs"] = prompt_scores(scores, self._prompt_top, self.tokenizer)
+        choice["logprobs"] = self._logprobs(index, delta)
+        return {**choice, **finish_fields(delta.finish)}
 
     def chunks(self, index: int, delta: TextDelta, first: bool) -> Iterator[dict[str, Any]]:
         """At most one chunk: the new text, with the finish reason if it is the last."""
@@ -86,6 +90,8 @@ class CompletionAnswer(OpenAIAnswer):
     def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         """Of what `delta` brings, those of the prompt before those of the output."""
         prompt = self.submission.prompt_logprobs.pop(index, None)
+        if self._echo_top is None:  # it has been scored for `prompt_logprobs` alone
+            prompt = None
         count = num_scored(prompt) + num_scored(delta.logprobs)
         if count == 0:
             return None
@@ -122,7 +128,8 @@ class CompletionAnswer(OpenAIAnswer):
         if entry.logprob is None:
             return None
         top: dict[str, float] = {}
-        for token, value in [*entry.top, (entry.token, entry.logprob)]:
+        # A prompt may have been scored with more for `prompt_logprobs`.
+        for token, value in [*entry.top[: self._echo_top], (entry.token, entry.logprob)]:
             text = self.tokenizer.id_to_text(token)
             top[text] = max(value, top.get(text, FLOOR))
         return top

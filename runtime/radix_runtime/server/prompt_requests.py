@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import refusal
 from ..messages import Generate
 from ..sampling_params import Ids, SamplingParams
+from .prompt_scores import want_prompt_scores
 from .protocol import OPENAI_NAMES, CompletionBody, GenerateBody, GenerateSampling
 from .request_rules import RequestRules, new_request
 
@@ -22,7 +23,8 @@ def completion_requests(
         if body.logprobs is not None:
             request.return_logprob = True
             request.top_logprobs = body.logprobs
-            request.logprob_start = 0 if body.echo else -1
+        echoed = body.logprobs if body.echo else None
+        want_prompt_scores(request, body.prompt_logprobs, echoed)
         yield request
 
 

@@ -75,12 +75,16 @@ class OpenAIBody(Sampling, kw_only=True, rename=OPENAI_NAMES):
     cache_salt: Name | None = None
     extra_key: Name | None = None
     response_format: ResponseFormat | None = None
+    prompt_logprobs: Top | None = None
 
     def __post_init__(self) -> None:
         if self.include_stop_str_in_output:
             self.no_stop_trim = True
         if self.stream_options is not None and not self.stream:
             raise refusal("invalid_combination", "stream_options needs stream", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            message = "prompt_logprobs are not available when stream=true"
+            raise refusal("invalid_combination", message, "prompt_logprobs")
         lowest = self.lowest_length
         if self.max_new_tokens is not None and self.max_new_tokens < lowest:
             raise refusal("invalid_value", f"max_tokens must be at least {lowest}", "max_tokens")

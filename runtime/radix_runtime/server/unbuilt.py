@@ -108,7 +108,7 @@ UNBUILT: dict[str, Unbuilt] = {
     "use_beam_search": Unbuilt(_BEAMS, (False,)),
     # The answer
     "include_obfuscation": Unbuilt("events are not padded", (False,)),
-    "prompt_logprobs": Unbuilt("use echo with logprobs, or logprob_start_len of /generate"),
+    "prompt_logprobs": Unbuilt("only /v1/completions and /v1/chat/completions have them"),
     "return_entropy": Unbuilt(_HIDDEN, (False,)),
     "return_hidden_states": Unbuilt(_HIDDEN, (False,)),
     "return_token_ids": Unbuilt("only /generate gives ids", (False,)),

@@ -71,12 +71,13 @@ def merge(into: TextDelta, new: TextDelta) -> None:
 
 
 class Scored(NamedTuple):
-    """A token, its logprob (at least FLOOR; None: the first token of a prompt has none) and the
-    likeliest tokens of its position with theirs."""
+    """A token, its logprob (at least FLOOR; None: the first token of a prompt has none), the
+    likeliest tokens of its position with theirs, and its rank, 0 where nobody has counted it."""
 
     token: int
     logprob: float | None
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 _UNPACKED = 64  # tokens that are unpacked at once
@@ -96,6 +97,7 @@ def scored(logprobs: Logprobs | None) -> Iterator[Scored]:
     values = logprobs.values()
     top_ids = unpack_ids(logprobs.top_ids).reshape(len(ids), logprobs.top_n)
     top_values = logprobs.top_values()
+    ranks = unpack_ids(logprobs.ranks) if logprobs.ranks else np.zeros_like(ids)
     for start in range(0, len(ids), _UNPACKED):
         some = slice(start, start + _UNPACKED)
         rows = zip(
@@ -103,11 +105,12 @@ def scored(logprobs: Logprobs | None) -> Iterator[Scored]:
             np.maximum(values[some], FLOOR).tolist(),
             top_ids[some].tolist(),
             np.maximum(top_values[some], FLOOR).tolist(),
+            ranks[some].tolist(),
             strict=True,
         )
-        for token, value, others, their_values in rows:
+        for token, value, others, their_values, rank in rows:
             if math.isnan(value):
                 yield Scored(token=token, logprob=None, top=[])
             else:
                 top = list(zip(others, their_values, strict=True))
-                yield Scored(token=token, logprob=value, top=top)
+                yield Scored(token=token, logprob=value, top=top, rank=rank)
