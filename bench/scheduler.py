@@ -35,6 +35,8 @@ from typing import Any
 
 import numpy as np
 
+from radix_runtime.cli.output_file import output_file
+
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = (1, 64, 256, 1024, 4096)
 QUEUES = (0, 1_000, 50_000)
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("decode", "churn", "cancel", "stream"), default="")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--json", type=Path, help="where the figures go too")
+    parser.add_argument("--json", type=output_file, help="where the figures go too")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:

@@ -37,6 +37,8 @@ from typing import Any
 
 import uvloop
 
+from radix_runtime.cli.output_file import output_file
+
 from .client import PATHS, Client, write_only
 from .instance import WARM_TICKS, WORK
 
@@ -53,7 +55,7 @@ def main() -> None:
     parser.add_argument("--tick-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout, measured in turns")
-    parser.add_argument("--json", type=Path, help="where the figures go too")
+    parser.add_argument("--json", type=output_file, help="where the figures go too")
     args = parser.parse_args()
     checkouts = [ROOT] if args.against is None else [ROOT, args.against.resolve()]
     found = {}

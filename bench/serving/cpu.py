@@ -22,6 +22,7 @@ from pathlib import Path
 from bench.peers_cpu import gguf_file
 from bench.peers_cpu.build import FOLDER
 from bench.real_model import smollm2
+from radix_runtime.cli.output_file import output_file
 
 from .contender import FILE_WEIGHTS, ROOT, Process, Work
 from .model_shape import ModelShape
@@ -138,7 +139,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--seconds", type=float, default=3.0, help="least time of a turn (default: %(default)s)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all figures there, after each work"
+        "--json", type=output_file, metavar="FILE", help="write all figures there, after each work"
     )
     return parser.parse_args(argv)
 

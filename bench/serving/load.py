@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from radix_runtime.cli.output_file import output_file
+
 from .checkpoint_file import write_checkpoint
 from .contender import ROOT
 from .cpu import cpu_name, cut_layers
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--threads", type=int, default=2, help="cores (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=3, help="processes (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of checkpoints")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures there")
     args = parser.parse_args(argv)
     if args.layers is not None:
         args.model = cut_layers(args.model, args.layers)

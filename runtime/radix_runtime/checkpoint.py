@@ -2,6 +2,7 @@
 
 Loads no torch, so that a command finds a broken download before it starts anything."""
 
+import fnmatch
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ INDEX_FILE = "model.safetensors.index.json"
 # By the names that safetensors has for them; the first of them that is found counts.
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _HEAD = ".lm_head."
-_SUFFIXES = (".safetensors", ".bin", ".gguf")  # of weights, also in formats that are not read
+# Files of weights, also in formats that are not read.
+_WEIGHT_FILES = ("model*.safetensors", "consolidated*", "pytorch_model*.bin", "*.gguf", INDEX_FILE)
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -59,7 +61,8 @@ def has_weights(path: Path) -> bool:
     """Whether there are weights at `path`, whether they can be loaded or not: a GGUF file, or a
     directory with those of a model."""
     if path.is_dir():
-        return any(file.suffix in _SUFFIXES or file.name == INDEX_FILE for file in path.iterdir())
+        names = [file.name for file in path.iterdir()]
+        return any(fnmatch.filter(names, pattern) for pattern in _WEIGHT_FILES)
     return is_gguf(path)
 
 

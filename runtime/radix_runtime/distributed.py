@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -180,6 +181,7 @@ class Gpus(SharedMemory):
         self._peers: Any = None
         self._nccl: Any = None
         self._nccl_abort: threading.Thread | None = None
+        self._nccl_lock = threading.Lock()  # of that thread's start
         self._device = torch.device("cuda")
 
     def open(self, device: Device) -> None:
@@ -244,15 +246,18 @@ class Gpus(SharedMemory):
     def _abort_nccl(self) -> None:
         """Ends NCCL's waits on the device. On a thread of its own: it also waits for the graphs
         that hold NCCL's work, which whoever aborts may be the one to release."""
-        if self._nccl is None or self._nccl_abort is not None:
-            return
-        self._nccl_abort = threading.Thread(target=self._nccl.abort, daemon=True)
-        self._nccl_abort.start()
+        with self._nccl_lock:
+            if self._nccl is None or self._nccl_abort is not None:
+                return
+            self._nccl_abort = threading.Thread(target=self._nccl.abort, daemon=True)
+            self._nccl_abort.start()
 
     def close(self) -> None:
         self._abort_nccl()
         if self._nccl_abort is not None:
             self._nccl_abort.join(_TIMEOUT)
+            if self._nccl_abort.is_alive():
+                logger.warning("NCCL has not ended its work within %g s", _TIMEOUT)
             # Never destroyed: torch's destructor would wait, holding the interpreter's lock, for
             # work that no other rank will complete.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
@@ -286,6 +291,7 @@ class Gpus(SharedMemory):
         self._shm.broadcast(name)
         path = bytes(name.tolist()).rstrip(b"\0").decode() + "/store"
         store = dist.FileStore(path, self.world_size)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=_TIMEOUT))  # also where rank 0 has gone with its folder
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(store, rank=self.rank, size=self.world_size, options=options)
 

@@ -42,7 +42,7 @@ def prepare_model(args: ServerArgs, *, fetch: bool = True) -> Prepared:
     config = ModelConfig.from_dir(folder, args.json_model_override_args)
     config.check_tp(args.tp_size)
     quantization = _quantization(args, config)
-    generation = load_generation_config(folder)
+    generation = load_generation_config(folder)  # its ids of the end are needed in any case
     if args.sampling_defaults == "model":
         generation.sampling_defaults()
     tokenizer_path = args.tokenizer_path

@@ -110,6 +110,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(
         reason = f"{MODES[mode][-1]}: there is no directory {folder}"
         assert reason in told(folder / "out.json")
     assert f"{tmp_path} is a directory" in told(tmp_path)
+    assert "File name too long" in told(tmp_path / ("x" * 300))
     monkeypatch.setattr("os.access", lambda *_, **__: False)
     for file in (old, tmp_path / "new.json"):
         assert f"no permission to write {file}" in told(file)

@@ -89,6 +89,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="given twice"):
         parse(tmp_path, text, "b", "--model-path", "c")
+    with pytest.raises(ConfigError, match="given twice"):  # although one is that of the file
+        parse(tmp_path, "model-path: a", "b", "--model-path", "a")
 
 
 def test_words_are_those_of_the_file(tmp_path: Path) -> None:

@@ -154,6 +154,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+def test_other_files_of_a_folder_are_no_weights(here: Run, tmp_path: Path) -> None:
+    Path(config_file(tmp_path)).rename(tmp_path / "config.json")
+    (tmp_path / "training_args.bin").write_bytes(b"0")
+    done = here("doctor", str(tmp_path), "--device", "cpu")
+    assert rows(done.stdout)["parameters"] == "8.03 B, no weights here"
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_doctor_and_engine_refuse_files_in_the_same_words(
     damage: str, here: Run, tmp_path: Path

@@ -1,4 +1,4 @@
-"""`radix serve --explain-config` refuses what a start would refuse, in the same line."""
+"""`radix serve --explain-config` refuses what a start would refuse."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from radix_runtime import hub
 from radix_runtime.errors import EXIT_CONFIG
 from radix_runtime.hub import DEMO_MODEL_DIR
 from tests.runtime.command import Run, radix
+from tests.runtime.family_models import random_model
+from tests.runtime.tiny_models import save
 
 
 def another_architecture(folder: Path) -> None:
@@ -68,6 +70,19 @@ def test_what_a_start_refuses(
     started = radix(*command, "--port", "0", "--num-threads", "1")
     assert started.returncode == EXIT_CONFIG
     assert started.stderr.splitlines(keepends=True)[-1] == explained.stderr
+
+
+def test_what_another_rank_holds_alone_is_looked_at_too(here: Run, tmp_path: Path) -> None:
+    """Of five experts of a width that two ranks do not divide the last is rank 1's."""
+    save(random_model("qwen3_moe_odd_width"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.experts.4.down_proj.weight"
+    save_file({**tensors, name: tensors[name].to(torch.int32)}, file, metadata={"format": "pt"})
+    flags = ("--tp-size", "2", "--skip-tokenizer-init", "--device", "cpu", "--explain-config")
+    explained = here("serve", str(tmp_path), *flags)
+    assert explained.returncode == EXIT_CONFIG, explained.stdout
+    assert f"{name} holds int32, expected float32" in explained.stderr
 
 
 def test_weights_that_are_not_here_are_not_fetched(

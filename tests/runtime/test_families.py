@@ -16,7 +16,7 @@ from radix_runtime import Engine, ops
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator
 from radix_runtime.model_config import ModelConfig
-from radix_runtime.models import loader
+from radix_runtime.models import checkpoint_tensors
 from radix_runtime.quantization.at_load import AtLoad
 from radix_runtime.quantization.base import LinearMethod
 from radix_runtime.quantization.dense import DenseMethod
@@ -237,7 +237,9 @@ def test_a_wrong_layer_is_noticed(
     layers = tuple(change(layer) for layer in config.spec.layers)
     if name == "exaone4":
         monkeypatch.setattr(
-            loader, "_is_surplus", lambda key, is_tied: "_norm." in key and "attn" in key
+            checkpoint_tensors,
+            "_is_surplus",
+            lambda key, is_tied: "_norm." in key and "attn" in key,
         )
     wrong = replace(config, spec=replace(config.spec, layers=layers))
     monkeypatch.setattr(ModelConfig, "from_dir", lambda *given: wrong)

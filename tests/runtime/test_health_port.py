@@ -9,9 +9,18 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 
+from radix_runtime.errors import ConfigError
 from radix_runtime.processes.health_port import HealthPort
 
 KEY = {"authorization": "Bearer metrics"}
+
+
+def test_a_port_that_there_is_not() -> None:
+    def state() -> str | None:
+        return None
+
+    with pytest.raises(ConfigError, match="--health-port must be at most 65535, got 99999"):
+        HealthPort("127.0.0.1", 99999, url="", health=state, ready=state, metrics_need_key=False)
 
 
 class Api:

@@ -16,7 +16,7 @@ from radix_runtime import registry
 from radix_runtime.config import ServerArgs
 from radix_runtime.distributed import Communicator, CommunicatorAborted
 from radix_runtime.errors import ConfigError
-from radix_runtime.models import loader
+from radix_runtime.models import checkpoint_tensors, loader
 from radix_runtime.models.decoder import DecoderForCausalLM
 from tests.runtime.tiny_models import (
     TINY,
@@ -182,14 +182,14 @@ def test_a_tensor_that_is_there_twice(folder: Path) -> None:
 
 
 def test_a_tensor_that_comes_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = loader.Checkpoint.tensors
+    tensors = checkpoint_tensors.Checkpoint.tensors
 
     def doubled(checkpoint: Any) -> Iterator[Any]:
         for item in tensors(checkpoint):
             yield item
             yield item
 
-    monkeypatch.setattr(loader.Checkpoint, "tensors", doubled)
+    monkeypatch.setattr(checkpoint_tensors.Checkpoint, "tensors", doubled)
     with pytest.raises(ConfigError, match="is there twice"):
         Driver(folder)
 
@@ -277,14 +277,14 @@ class Rank(Communicator):
 
 
 def test_a_rank_reads_only_its_slices(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = loader.Checkpoint.tensors
+    tensors = checkpoint_tensors.Checkpoint.tensors
     counts: dict[str, int] = {}
 
     def recorded(checkpoint: Any) -> Iterator[Any]:
         for item in tensors(checkpoint):
             yield item._replace(source=Recorder(item.source, counts=counts, key=item.key))
 
-    monkeypatch.setattr(loader.Checkpoint, "tensors", recorded)
+    monkeypatch.setattr(checkpoint_tensors.Checkpoint, "tensors", recorded)
     Driver(original, communicator=Rank(1, 2))
     sizes = {k: v.numel() for k, v in load_file(original / "model.safetensors").items()}
     whole = ("norm.weight", "layernorm.weight", "o_proj.bias", "down_proj.bias")

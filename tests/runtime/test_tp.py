@@ -12,9 +12,9 @@ import time
 import pytest
 import torch
 
-from radix_runtime import Engine, SamplingParams, distributed
+from radix_runtime import Engine, SamplingParams, distributed, ops
 from radix_runtime.distributed import core_share
-from radix_runtime.engine import worker_group
+from radix_runtime.engine import executor, worker_group
 from radix_runtime.errors import ConfigError, EngineDeadError
 from tests.child import IMPORT_PATH
 from tests.runtime.parity import case, engine
@@ -225,3 +225,34 @@ print(core_share(0, 1))
         check=True,
     )
     assert done.stdout == "(1, None)\n"
+
+
+def test_a_refusal_by_the_kernels_comes_before_ranks_start(monkeypatch):
+    def refuse(kind):
+        raise ConfigError(f"no kernels for {kind}")
+
+    def start(args):
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(ops, "check_device", refuse)
+    monkeypatch.setattr(executor, "WorkerGroup", start)
+    with pytest.raises(ConfigError, match="no kernels for cpu"):
+        tp_engine()
+
+
+def test_a_group_that_cannot_be_joined_leaves_no_rank(monkeypatch):
+    groups = []
+
+    def noted(args):
+        groups.append(worker_group.WorkerGroup(args))
+        return groups[-1]
+
+    def fails(*args):
+        raise OSError("no memory to share")
+
+    monkeypatch.setattr(executor, "WorkerGroup", noted)
+    monkeypatch.setattr(executor, "connect", fails)
+    with pytest.raises(OSError, match="no memory to share"):
+        tp_engine()
+    [group] = groups
+    assert all(process.returncode is not None for process in group.processes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from . import _arrays, _dispatch, _loader
+from . import _arrays, _checks, _dispatch, _loader
 from ._arrays import Array, torch_views
 from ._checks.sampling import (
     check_counts,
@@ -131,8 +131,8 @@ def top_k_top_p_sampling_with_logprobs(
     NaN for a row that draws -1. Errors: TypeError, ValueError (top_n outside of 0 .. V).
     """
     settings = (temperature, top_k, top_p, min_p, seed, position)
-    out = _arrays.empty(logits, _arrays.shape(logits)[:1], "int32")
-    logprobs = _logprob_arrays(logits, top_n)
+    logprobs = _logprob_arrays("top_k_top_p_sampling_with_logprobs", logits, top_n)
+    out = _arrays.empty(logits, tuple(logits.shape)[:1], "int32")
     _draw(logits, settings, stream, edits, out, logprobs)
     return out, *logprobs
 
@@ -146,7 +146,7 @@ def token_logprobs(logits: Array, ids: Array, top_n: int = 0) -> tuple[Array, Ar
     Errors: TypeError, ValueError (top_n outside of 0 .. V; on the CPU an id outside of -1 .. V-1).
     """
     op = "token_logprobs"
-    results = _logprob_arrays(logits, top_n)
+    results = _logprob_arrays(op, logits, top_n)
     run = _dispatch.native(op, logits)
     if run is not None:
         run(logits, ids, *results, workspace(logits))
@@ -187,8 +187,9 @@ def _draw(
         _fill(logprobs, reference.token_logprobs(x, ids, top_n))
 
 
-def _logprob_arrays(logits: Array, top_n: int) -> tuple[Array, Array, Array]:
-    rows = _arrays.shape(logits)[0]
+def _logprob_arrays(op: str, logits: Array, top_n: int) -> tuple[Array, Array, Array]:
+    _checks.rank(op, "logits", logits, 2)
+    rows = int(logits.shape[0])
     logprob = _arrays.empty(logits, (rows,), "float32")
     top_logprobs = _arrays.empty(logits, (rows, top_n), "float32")
     top_ids = _arrays.empty(logits, (rows, top_n), "int32")

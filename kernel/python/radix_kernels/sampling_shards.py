@@ -7,7 +7,7 @@ lists are gathered, and one draw from them (`sample_candidates`) gives the id th
 
 from __future__ import annotations
 
-from . import _arrays, _dispatch
+from . import _arrays, _checks, _dispatch
 from ._arrays import Array
 from ._checks.sampling import RECORD_HEADER, check_draw, check_records, check_settings, check_shard
 from ._lazy import reference
@@ -40,7 +40,8 @@ def sampling_candidates(
     """
     op = "sampling_candidates"
     settings = (temperature, top_k, top_p, min_p, seed, position)
-    rows = _arrays.shape(logits)[0]
+    _checks.rank(op, "logits", logits, 2)
+    rows = int(logits.shape[0])
     records = _arrays.empty(logits, (rows, RECORD_HEADER + num_candidates), "int64")
     run = _dispatch.native(op, logits)
     if run is not None:

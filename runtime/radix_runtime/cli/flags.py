@@ -50,7 +50,6 @@ _UNBUILT_FLAGS = {
     "no-enable-chunked-prefill": "see --chunked-prefill-size -1",
 }
 
-
 _CONFIG = "--config"
 
 
@@ -70,9 +69,10 @@ class Parser(argparse.ArgumentParser):
             # It loads a parser of YAML, which most starts do not need.
             module = import_module("radix_runtime.cli.config_file")
             given = module.read_config_file(found.config, self)
+            is_model_of_file = getattr(found, "model_path", None) is None
             self.set_defaults(**given)
             found, unknown = super().parse_known_args(args, namespace)
-            found.model_of_file = given.get("model_path")
+            found.model_of_file = given.get("model_path") if is_model_of_file else None
         flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
         if flags:
             names = [option.lstrip("-") for option in self._option_string_actions]
@@ -97,8 +97,8 @@ def unknown_name(name: str, known: list[str], *, kind: str = "flag", prefix: str
         return f"{prefix}{name}: {reason}"
     opposite = _OPPOSITES.get(name.replace("_", "-").partition("-")[0])
     names = [other for other in known if opposite is None or not other.startswith(opposite)]
-    hint_prefix = prefix and "--"
-    return f"unknown {kind} {prefix}{name}{did_you_mean(name, names, hint_prefix)}"
+    hint = did_you_mean(name, names, "--" if prefix else "")
+    return f"unknown {kind} {prefix}{name}{hint}"
 
 
 def _dashes(flag: str) -> str:

@@ -68,7 +68,7 @@ def _take_keys_from_environment(args: ServerArgs) -> None:
 
 def _resolved(args: ServerArgs) -> dict[str, Any]:
     """The settings that are decided at start, with their values, after the checks of a start that
-    need no weights, of which the headers are read where they are there. Raises ConfigError."""
+    need no weights; of weights that are here already the headers are read. Raises ConfigError."""
     local, config, size = prepare_model(args, fetch=False)
     Auth(args, routes={})  # whether its files of keys can be read
     # It loads torch, which a server's first process does not need.

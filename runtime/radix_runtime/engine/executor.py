@@ -177,7 +177,8 @@ class LocalExecutor:
         """Gives back the memory of the model, the KV pool and the graphs."""
         if hasattr(self, "runner"):
             del self.runner
-        self._device.release_memory()
+        if hasattr(self, "_device"):
+            self._device.release_memory()
 
 
 class TPExecutor(LocalExecutor):
@@ -188,13 +189,15 @@ class TPExecutor(LocalExecutor):
         self, args: ServerArgs, config: ModelConfig, on_death: Callable[[Death], None]
     ) -> None:
         device = Device.resolve(args.device, count=args.tp_size)
+        ops.check_device(device.kind)  # before there are processes to end
         self._on_death = on_death
         self._death: Death | None = None  # where that of another rank is the failure
         self._closed = False
+        self._communicator = Communicator()  # of one rank, until it is connected
         self._group = WorkerGroup(args)
-        self._communicator = connect(args, self._group.memory_path, 0, device)
-        self._group.watch(self._worker_died)
         try:
+            self._communicator = connect(args, self._group.memory_path, 0, device)
+            self._group.watch(self._worker_died)
             super().__init__(args, config, self._communicator)
             self._seal = StepSeal(self.runner, rank=0)
         except BaseException as error:
@@ -258,7 +261,8 @@ class TPExecutor(LocalExecutor):
         self._group.stop_watching()
         if self.failure is not None:
             self._communicator.abort()
-        self._stream.shutdown()
+        if hasattr(self, "_stream"):  # the start may have failed before
+            self._stream.shutdown()
         self._group.close()
         self._release()  # first: NCCL waits for the graphs that hold its work
         self._communicator.close()

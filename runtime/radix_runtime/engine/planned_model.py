@@ -13,8 +13,9 @@ from ..distributed import Communicator
 from ..layers.base import BuildContext
 from ..memory.kv_layout import kv_dtype_named, kv_layout
 from ..model_config import ModelConfig
-from ..models.loader import Checkpoint, check_model, open_checkpoint
-from ..models.size import FirstRank, ModelSize, model_size
+from ..models.checkpoint_tensors import Checkpoint, open_checkpoint
+from ..models.loader import check_model
+from ..models.size import ModelSize, PlannedRank, model_size
 from ..quantization.config import Target
 from ..quantization.registry import quantization_of
 from .device_defaults import with_device_defaults
@@ -55,15 +56,18 @@ class PlannedModel:
             self._checkpoint, self._context = open_checkpoint(config, folder, self._context)
 
     def check(self) -> None:
-        """Raises the ConfigError of an engine that does not start, as far as settings and the
-        headers of the files tell why: of its first rank."""
+        """Raises the ConfigError that a start would raise, as far as settings and the headers of
+        the files show it."""
         ops.check_device(self.device.kind)
         if not self.device.is_cpu:
             check_graph_flags(self._args, with_chunks=not self.config.spec.keeps_latents)
-        rank = FirstRank(self._args.tp_size)
-        # Nothing is computed: no table of positions has to reach far.
-        context = replace(self._context, communicator=rank, max_positions=1)
-        check_model(self.config, self._args, context, self._checkpoint)
+        for rank in range(self._args.tp_size):
+            communicator = PlannedRank(rank, self._args.tp_size)
+            # Nothing is computed: no table of positions has to reach far.
+            context = replace(self._context, communicator=communicator, max_positions=1)
+            check_model(self.config, self._args, context, self._checkpoint)
+            if self._checkpoint is None or self._checkpoint.is_whole:
+                break  # the other ranks look at the same tensors
 
     def size(self, ranks: int = 1) -> ModelSize:
         """Of a rank. Raises ConfigError where the model cannot be split."""

@@ -39,7 +39,7 @@ def main() -> NoReturn:
 
 
 def _exit_code(spec: WorkerSpec) -> int:
-    """Of a worker that has served, and has said why it fails."""
+    """Serves, and says why it fails; the exit code."""
     try:
         _serve(spec)
     except ConfigError:
@@ -53,7 +53,7 @@ def _exit_code(spec: WorkerSpec) -> int:
 def _serve(spec: WorkerSpec) -> None:
     """Until rank 0 closes the ring. Says why it fails, and then ends the waits of all ranks: rank 0
     waits only a moment for the reason of an abort."""
-    communicator = Communicator()
+    communicator = Communicator()  # of one rank, until it is connected
     try:
         device = Device.resolve(spec.args.device, spec.rank)
         communicator = connect(spec.args, f"/proc/self/fd/{spec.memory_fd}", spec.rank, device)
@@ -69,9 +69,8 @@ def _say_why(spec: WorkerSpec, error: BaseException) -> None:
         say_last_words(spec, LastWords(str(error), is_config_error=True))
     elif isinstance(error, CommunicatorAborted):
         pass  # who aborted the group says why
-    elif isinstance(error, RuntimeError):
+    elif isinstance(error, RuntimeError):  # rank 0 logs it
         say_last_words(spec, LastWords(str(error)))
-        logger.error("%r", error)
     elif isinstance(error, Exception):
         # The traceback first: with these words rank 0 may end this process.
         logger.exception("unexpected error")
@@ -93,6 +92,7 @@ def _run_steps(spec: WorkerSpec, device: Device, communicator: Communicator) -> 
                 communicator.check()
             else:
                 replies.send_bytes(msgspec.msgpack.encode(execute(runner, work, spec.rank)))
+        communicator.check()  # what an abort has cut would never be done
         device.synchronize()  # others may wait for what the last step sends
 
 

@@ -75,7 +75,7 @@ class WorkerGroup:
         self.processes = [self._start(args, rank) for rank in range(1, args.tp_size)]
         self._watchers: list[threading.Thread] = []
         self._on_death: Callable[[Death], None] = lambda death: None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of the news of a death
         self._closed = False
         self._death_told = threading.Event()
 
@@ -138,8 +138,9 @@ class WorkerGroup:
         while _is_stopped(process.pid, wait=True):
             if not _continues(process.pid):
                 seconds = _STOPPED_LOOKS * _LOOK_SECONDS
-                self._tell_death(rank, f"has been stopped (SIGSTOP) for {seconds:g} s")
-                process.kill()  # it could not end by itself
+                with self._lock:  # so that its end is no news before this is
+                    process.kill()  # it could not end by itself
+                    self._tell_death(rank, f"has been stopped (SIGSTOP) for {seconds:g} s")
                 return
 
     def _tell_death(self, rank: int, how: str, *, is_config_error: bool = False) -> None:
@@ -159,7 +160,7 @@ class WorkerGroup:
         """How a worker that has said nothing has ended."""
         code = process.wait()
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            return f"was killed by {_signal_name(-code)}"
         if code == EXIT_INTERNAL:
             self._death_told.wait(_ECHO_SECONDS)
         return f"exited with {code}"
@@ -215,6 +216,13 @@ class WorkerGroup:
         os.close(self._memory_fd)
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have none
+        return f"signal {number}"
+
+
 def _is_stopped(pid: int, *, wait: bool = False) -> bool:
     """Whether a child of this process is stopped. `wait`: first until it is, or has ended."""
     options = os.WSTOPPED | os.WEXITED | os.WNOWAIT  # its end remains to be waited for
@@ -226,7 +234,7 @@ def _is_stopped(pid: int, *, wait: bool = False) -> bool:
 
 
 def _continues(pid: int) -> bool:
-    """Whether a child that is stopped soon is so no more."""
+    """Whether a stopped child runs again within a second."""
     for _ in range(_STOPPED_LOOKS):
         time.sleep(_LOOK_SECONDS)
         if not _is_stopped(pid):

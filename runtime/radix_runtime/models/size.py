@@ -29,10 +29,11 @@ class ModelSize(NamedTuple):
     weight_kinds: tuple[str, ...]
 
 
-class FirstRank(Communicator):
-    """Of a group that is only spoken of."""
+class PlannedRank(Communicator):
+    """A rank of a group that is only spoken of."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
         self.world_size = world_size
 
 
@@ -41,7 +42,7 @@ def model_size(config: ModelConfig, ctx: BuildContext, ranks: int = 1) -> ModelS
     cannot be split or held."""
     config.check_tp(ranks)
     layers, copies = _distinct(config)
-    built = replace(ctx, communicator=FirstRank(ranks), max_positions=1)
+    built = replace(ctx, communicator=PlannedRank(0, ranks), max_positions=1)
     spec = replace(config.spec, layers=tuple(layers))
     model = model_class(config.architecture)(built, replace(config, spec=spec))
     size = _table_bytes(config.spec.layers, ctx.max_positions)

@@ -28,6 +28,8 @@ class HealthPort:
         ready: Callable[[], str | None],
         metrics_need_key: bool,
     ) -> None:
+        if port > 65535:
+            raise ConfigError(f"--health-port must be at most 65535, got {port}")
         metrics = _Metrics(url, may_repeat=not metrics_need_key)
         handler = _handler(metrics, health=health, ready=ready)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
