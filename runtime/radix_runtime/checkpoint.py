@@ -2,7 +2,6 @@
 
 Loads no torch, so that a command finds a broken download before it starts anything."""
 
-import fnmatch
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,8 +60,7 @@ def has_weights(path: Path) -> bool:
     """Whether there are weights at `path`, whether they can be loaded or not: a GGUF file, or a
     directory with those of a model."""
     if path.is_dir():
-        names = [file.name for file in path.iterdir()]
-        return any(fnmatch.filter(names, pattern) for pattern in _WEIGHT_FILES)
+        return any(any(path.glob(pattern)) for pattern in _WEIGHT_FILES)
     return is_gguf(path)
 
 

@@ -72,6 +72,14 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def signal_name(number: int) -> str:
+    """Of a signal that has ended a process."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have none
+        return f"signal {number}"
+
+
 def die_with_parent() -> None:
     """Has this process killed when the thread that started it ends. Who calls it looks afterwards
     whether its parent is still there."""

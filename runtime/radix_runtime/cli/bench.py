@@ -36,13 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_profile_arguments(modes.add_parser("profile", help="where the time of a step goes"))
     steps = modes.add_parser("steps", help="what a trace of steps says (--trace, /step_trace)")
     steps.add_argument("trace", metavar="FILE", help="the trace, in Chrome's format")
-    steps.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
+    _add_json(steps)
     overload = modes.add_parser("overload", help="a running server, of which too much is asked")
     _add_address_arguments(overload)
     bench_overload.add_arguments(overload)
-    overload.add_argument(
-        "--json", type=output_file, metavar="FILE", help="write the figures there"
-    )
+    _add_json(overload)
     for mode in (offline, serve, workload):
         add_workload_arguments(mode)
     for mode in (serve, workload):
@@ -61,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_measure_arguments(offline, objectives_of_a_flag=1)
     _add_measure_arguments(serve, objectives_of_a_flag="+")
+
+
+def _add_json(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
 
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +88,7 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-traces", metavar="DIR", help="keep the traces, in Chrome's format, there"
     )
-    group.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
+    _add_json(group)
 
 
 class _Merge(argparse.Action):
@@ -116,7 +118,7 @@ def _add_measure_arguments(
         metavar="NAME:MS",
         help=f"goodput: requests a second that meet all of these; names: {', '.join(_OBJECTIVES)}",
     )
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures there")
+    _add_json(parser)
 
 
 def _add_address_arguments(parser: argparse.ArgumentParser) -> None:

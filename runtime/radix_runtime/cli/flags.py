@@ -76,7 +76,8 @@ class Parser(argparse.ArgumentParser):
         flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
         if flags:
             names = [option.lstrip("-") for option in self._option_string_actions]
-            self.error(unknown_name(flags[0].lstrip("-"), names, prefix=_dashes(flags[0])))
+            name = flags[0].lstrip("-")
+            self.error(unknown_name(name, names, prefix=flags[0].removesuffix(name)))
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
         return found, unknown
@@ -99,10 +100,6 @@ def unknown_name(name: str, known: list[str], *, kind: str = "flag", prefix: str
     names = [other for other in known if opposite is None or not other.startswith(opposite)]
     hint = did_you_mean(name, names, "--" if prefix else "")
     return f"unknown {kind} {prefix}{name}{hint}"
-
-
-def _dashes(flag: str) -> str:
-    return flag[: len(flag) - len(flag.lstrip("-"))]
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:

@@ -69,14 +69,15 @@ def _take_keys_from_environment(args: ServerArgs) -> None:
 def _resolved(args: ServerArgs) -> dict[str, Any]:
     """The settings that are decided at start, with their values, after the checks of a start that
     need no weights; of weights that are here already the headers are read. Raises ConfigError."""
-    local, config, size = prepare_model(args, fetch=False)
+    prepared = prepare_model(args, fetch=False)
     Auth(args, routes={})  # whether its files of keys can be read
     # It loads torch, which a server's first process does not need.
     build = import_module("radix_runtime.engine.planned_model").PlannedModel
-    planned = build(config, local, None if size is None else Path(local.model_path or ""))
+    folder = None if prepared.size is None else Path(prepared.args.model_path or "")
+    planned = build(prepared.config, prepared.args, folder)
     planned.check()
     facts: dict[str, Any] = planned.settings
-    tokenizer = served_tokenizer(local, config.vocab_size)
+    tokenizer = served_tokenizer(prepared.args, prepared.config.vocab_size)
     if tokenizer is None:
         return facts
     return {**facts, **find_format(args, tokenizer).facts()}

@@ -177,8 +177,7 @@ class LocalExecutor:
         """Gives back the memory of the model, the KV pool and the graphs."""
         if hasattr(self, "runner"):
             del self.runner
-        if hasattr(self, "_device"):
-            self._device.release_memory()
+        self._device.release_memory()
 
 
 class TPExecutor(LocalExecutor):
@@ -188,15 +187,15 @@ class TPExecutor(LocalExecutor):
     def __init__(
         self, args: ServerArgs, config: ModelConfig, on_death: Callable[[Death], None]
     ) -> None:
-        device = Device.resolve(args.device, count=args.tp_size)
-        ops.check_device(device.kind)  # before there are processes to end
+        self._device = Device.resolve(args.device, count=args.tp_size)
+        ops.check_device(self._device.kind)  # before there are processes to end
         self._on_death = on_death
         self._death: Death | None = None  # where that of another rank is the failure
         self._closed = False
         self._communicator = Communicator()  # of one rank, until it is connected
         self._group = WorkerGroup(args)
         try:
-            self._communicator = connect(args, self._group.memory_path, 0, device)
+            self._communicator = connect(args, self._group.memory_path, 0, self._device)
             self._group.watch(self._worker_died)
             super().__init__(args, config, self._communicator)
             self._seal = StepSeal(self.runner, rank=0)

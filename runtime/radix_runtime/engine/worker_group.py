@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -13,7 +12,7 @@ import msgspec
 
 from ..config import ServerArgs
 from ..errors import EXIT_INTERNAL, ConfigError, EngineDeadError
-from ..spawn import start_process
+from ..spawn import signal_name, start_process
 from .commands import CommandReply
 from .step_ring import RingHandle, StepRing
 
@@ -160,7 +159,7 @@ class WorkerGroup:
         """How a worker that has said nothing has ended."""
         code = process.wait()
         if code < 0:
-            return f"was killed by {_signal_name(-code)}"
+            return f"was killed by {signal_name(-code)}"
         if code == EXIT_INTERNAL:
             self._death_told.wait(_ECHO_SECONDS)
         return f"exited with {code}"
@@ -214,13 +213,6 @@ class WorkerGroup:
             os.close(descriptor)
         self.ring.release()
         os.close(self._memory_fd)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have none
-        return f"signal {number}"
 
 
 def _is_stopped(pid: int, *, wait: bool = False) -> bool:

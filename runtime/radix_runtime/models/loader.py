@@ -51,23 +51,24 @@ def load_model(config: ModelConfig, args: ServerArgs, ctx: BuildContext) -> Caus
     checkpoint: Checkpoint | None = None
     if args.load_format != "dummy":
         checkpoint, ctx = open_checkpoint(config, Path(args.model_path or ""), ctx)
-    model, layers, params, places = _build(config, args, ctx, checkpoint)
+    built = _build(config, args, ctx, checkpoint)
     if not quiet:
-        _tell_of_widening(layers, ctx.dtype)
-    special_ops = {op for layer in layers for op in layer.special_ops}
+        _tell_of_widening(built.layers, ctx.dtype)
+    special_ops = {op for layer in built.layers for op in layer.special_ops}
     ops.use_native(special_ops, str(ctx.dtype).removeprefix("torch."), quiet=quiet)
     start = time.monotonic()
     if checkpoint is None:
         seed = f"{args.random_seed or 0}/{ctx.communicator.rank}"
-        _fill_random(_progress(params, len(params), ctx.communicator), seed)
+        _fill_random(_progress(built.params, len(built.params), ctx.communicator), seed)
     else:
-        _fill(places, _progress(checkpoint.tensors(), len(places), ctx.communicator))
-    _tell_end(model, start, quiet=quiet, device=ctx.device)
-    for layer in layers:
+        tensors = _progress(checkpoint.tensors(), len(built.places), ctx.communicator)
+        _fill(built.places, tensors)
+    _tell_end(built.model, start, quiet=quiet, device=ctx.device)
+    for layer in built.layers:
         layer.complete()
     if not quiet:
-        _warn_of_slow(layers)
-    return model
+        _warn_of_slow(built.layers)
+    return built.model
 
 
 _Places = dict[str, tuple[LoadedParameter, Part]]

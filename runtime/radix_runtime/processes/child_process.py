@@ -8,7 +8,7 @@ import subprocess
 
 import msgspec
 
-from ..spawn import start_process
+from ..spawn import signal_name, start_process
 from .child import Launch
 
 _KILL_TIME = 5.0  # seconds for the kernel to end a killed process
@@ -65,7 +65,7 @@ class ChildProcess:
         assert result is not None
         how = f"exited with code {result.si_status}"
         if result.si_code != os.CLD_EXITED:
-            how = f"was killed by {signal.Signals(result.si_status).name}"
+            how = f"was killed by {signal_name(result.si_status)}"
         text = f"the {self.label} process {how}"
         return f"{text}: {self.reason}" if self.reason else text
 

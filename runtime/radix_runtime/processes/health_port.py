@@ -7,6 +7,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ..errors import ConfigError
+from ..server.listener import check_port
 
 _TIMEOUT = 2.0  # seconds for a client, and for an API process to give the metrics
 _MAX_CALLS = 32  # at a time
@@ -28,8 +29,7 @@ class HealthPort:
         ready: Callable[[], str | None],
         metrics_need_key: bool,
     ) -> None:
-        if port > 65535:
-            raise ConfigError(f"--health-port must be at most 65535, got {port}")
+        check_port("--health-port", port)
         metrics = _Metrics(url, may_repeat=not metrics_need_key)
         handler = _handler(metrics, health=health, ready=ready)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

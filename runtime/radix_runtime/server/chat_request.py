@@ -58,16 +58,17 @@ async def chat_prompt(
 
     def told() -> list[dict[str, Any]]:
         nonlocal tools, final
-        messages, tools, continues, places = read()
+        conversation = read()
+        tools = conversation.tools
         checked_tools(manager, tools)
         variables.update(options(tools is not None))
         if tools is not None:
             variables["tools"] = tools.for_template()
-        if not messages:
+        if not conversation.messages:
             raise refusal("empty_input", "there is no text", names.messages)
-        shown = template_messages(messages, names, places)
-        check_last(shown, continues=continues, param=names.messages)
-        if continues:
+        shown = template_messages(conversation.messages, names, conversation.places)
+        check_last(shown, continues=conversation.continues, param=names.messages)
+        if conversation.continues:
             manager.format.require_continuing()
             variables["continue_final_message"] = True
             final = shown[-1]["content"]

@@ -8,10 +8,15 @@ from ..errors import ConfigError
 WRITE_STALL = 30.0  # seconds that a client may read nothing, or be silent, while bytes wait for it
 
 
+def check_port(flag: str, port: int) -> None:
+    """Raises ConfigError for a port that there is not."""
+    if port > 65535:  # getaddrinfo would take it modulo 65536
+        raise ConfigError(f"{flag} must be at most 65535, got {port}")
+
+
 def bind_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
-    if port > 65535:  # getaddrinfo would take it modulo 65536
-        raise ConfigError(f"--port must be at most 65535, got {port}")
+    check_port("--port", port)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
